@@ -1,4 +1,4 @@
-"""What the devices of a replica exchange: whether a reshard along the model axis may be there, and what its ops do.
+"""Checks exchanges among the devices of a replica: the claims of reshards along the model axis, and their lowered ops.
 
 claimed    h: split(0) ──► ar.reshard {model: partial(sum)} ──► split(0)      on the batch's axis it stays what it is
 lowered    CollectiveReduceV2(h, 2 members, ...)      run for both devices, with other data for each: h0 + h1 on both
@@ -29,12 +29,12 @@ SHARED = "autograph_model"
 """The scope of constants that several conversions read."""
 COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2"))
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
-"""Makers of lists, whose first operand states the shape of their elements."""
+"""Ops that make lists, whose first operand states the shape of the elements."""
 _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
 
 
 def is_along_model(node: Node, axis: str = "") -> bool:
-    """Return whether a node is a reshard among the devices of a replica, along one of their axes; "": any."""
+    """Return whether a node is a reshard among the devices of a replica, along a given axis; "": any axis."""
     return axis_along(node) == axis if axis else bool(axis_along(node))
 
 
@@ -45,7 +45,7 @@ def _kinds(node: Node) -> tuple[Placement, Placement]:
 
 
 def judge_reshard(seen: Seen) -> str | None:
-    """Return what is wrong with the claims on the batch's axis: elements are moved, added or left out."""
+    """Return the problem with the claims of a reshard on the batch's axis: it moves, adds or drops elements only."""
     node, read, made = seen.node, seen.operands[0], seen.results[0]
     (before, after), sizes, dim = _kinds(node), node.attr("shards"), node.attr("dim")
     if read.kind == "split" and sizes and read.dim == dim:
@@ -72,15 +72,11 @@ def _shape(
     return (*read.shape[:dim], size, *read.shape[dim + 1 :])
 
 
-# What a reshard was lowered to is run for every device, each with data of its own.
+# The lowered ops of a reshard are run for every device, each with different data.
 
 
 def is_exchange(node: Node, mesh: Mesh) -> bool:
-    """Return whether the members of a collective are devices of a replica, which have one group key.
-
-    Args:
-        mesh: with the devices of each replica.
-    """
+    """Return whether the members of a collective are devices of one replica: several of these have one group key."""
     if node.op not in COLLECTIVES or mesh.size(MODEL) == 1:
         return False
     key = node.inputs[2].node
@@ -92,12 +88,11 @@ def is_exchange(node: Node, mesh: Mesh) -> bool:
 
 
 def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
-    """Return the number of an instance of a node."""
     return mesh.number(mesh.whole(node.span), at)
 
 
 def met(node: Node, data: Sequence[Any]) -> list[Any]:
-    """Return what each member of a collective gets, of what they bring; a sum is divided only where its op says so."""
+    """Return the result of each member of a collective; a sum is divided only where the op says so."""
     if node.op == "CollectiveAllToAllV2":
         return [np.stack([one[k] for one in data]) for k in range(len(data))]
     if node.op == "CollectiveGatherV2":
@@ -107,15 +102,14 @@ def met(node: Node, data: Sequence[Any]) -> list[Any]:
 
 
 def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], mesh: Mesh) -> Value:
-    """Run what stands for a reshard on every device of each replica; return what it reads.
+    """Run the lowered ops of a reshard on every device of each replica; return the value that they read.
 
     Args:
-        node: gives what the reshard gave; what it is made of is named below the reshard.
-        shapes: of what each replica, or micro-batch of one, has of what the reshard reads, on one device.
-        mesh: with the devices of each replica.
+        node: has the result of the reshard; the other ops have names below that of the reshard.
+        shapes: of the reshard's operand on one device, by instance.
 
     Raises:
-        VerifyError: a device gets something else.
+        VerifyError: a device gets another value than the reshard states.
     """
     value, devices = reshard.inputs[0], range(mesh.size(MODEL))
     order = _between(node, f"{reshard.name}/")
@@ -143,7 +137,7 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
 
 
 def _between(node: Node, below: str) -> list[Node]:
-    """Return a node and those below a name that it is made of, producers first."""
+    """Return a node and the nodes with names below a name that it is computed from, producers first."""
     order: dict[Node, None] = {}
 
     def visit(one: Node) -> None:
@@ -157,11 +151,7 @@ def _between(node: Node, below: str) -> list[Node]:
 
 
 def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, int]], mesh: Mesh) -> list[list[Any]]:
-    """Return, by output, what each device makes.
-
-    Args:
-        at: the coordinates of the devices.
-    """
+    """Return, for each output, the data of each device; `at` has the devices' coordinates."""
     if node.op == "Const":
         raw = node.attrs["value"]
         raws = [raw.raws[_number(node, one, mesh)] if isinstance(raw, PerInstance) else raw for one in at]
@@ -177,7 +167,7 @@ def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, 
 
 
 def _wanted(reshard: Node, data: Sequence[Any], mesh: Mesh) -> list[Any]:
-    """Return what each device of a replica gets: those of a line along the axis exchange what they have."""
+    """Return the data that each device of a replica should get; those in a line along the axis exchange data."""
     wanted = list(data)
     for line in mesh.lines([axis_along(reshard)]):
         for device, made in zip(line, _wanted_of(reshard, [data[i] for i in line]), strict=True):
@@ -204,7 +194,7 @@ def _wanted_of(reshard: Node, data: Sequence[Any]) -> list[Any]:
 
 
 def _with_padding(whole: Any, dim: int, begin: int, end: int, lowest: bool) -> Any:
-    """Return rows of a value, those outside of it filled."""
+    """Return rows of a value; rows outside it are padding."""
     size, filled = whole.shape[dim], 0.0
     if lowest:
         filled = -np.inf if whole.dtype.kind == "f" else float(np.iinfo(whole.dtype).min)
@@ -214,17 +204,17 @@ def _with_padding(whole: Any, dim: int, begin: int, end: int, lowest: bool) -> A
     return np.pad(inside, ends, constant_values=filled)
 
 
-# The program of one device, written of a graph whose values have placements: what each node reads is followed back.
+# The program of one device, made from a graph whose values have placements: operands are traced back to their values.
 #
 #     claimed    h: partial(sum), and y reads the whole of it
 #     written    y reads h/whole, an ar.reshard of h: partial(sum) ──► replicated
 
 
 def check_written(before: Graph, after: Graph, claims: Claims) -> None:
-    """Follow back what each node reads.
+    """Check that each node of the program of one device reads its original operands in the claimed placements.
 
     Raises:
-        VerifyError: a node is gone or another one, or reads a value in another placement than is claimed.
+        VerifyError: a node is gone or differs, or reads another value or placement.
     """
     now = {node.name: _now(node, after, claims.axis) for node in before}
     for node in before:
@@ -238,13 +228,13 @@ def check_written(before: Graph, after: Graph, claims: Claims) -> None:
         for index, (value, wanted) in enumerate(zip(found.inputs, node.inputs, strict=True)):
             read = claims.reads.get((node.name, index), OWN)
             if (node.op in SHAPES_OF_ELEMENTS and not index) or (read.kind == "entry" and read.rows):
-                continue  # which their kernels check
+                continue  # the kernels check these shapes
             if (problem := _follow(value, wanted, read, claims, now[wanted.node.name])) is not None:
                 raise VerifyError(f"input {index} of '{node.name}' ({node.op}) {problem}", node=found)
 
 
 def _now(node: Node, after: Graph, axis: str) -> Node | None:
-    """Return what a node is now: where the outside reads it whole, that has its name."""
+    """Return the node in the program: if the outside reads its whole value, a reshard has its name."""
     found = after.nodes.get(node.name)
     while found is not None and is_along_model(found, axis) and not is_along_model(node, axis):
         found = found.inputs[0].node
@@ -252,10 +242,11 @@ def _now(node: Node, after: Graph, axis: str) -> Node | None:
 
 
 def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node | None) -> str | None:
-    """Return what is wrong with what a node reads, followed back through its reshards to what it shall read.
+    """Return the problem with an operand, which is traced back through reshards to the wanted value.
 
     Args:
-        made: what makes the value that it shall read.
+        value: the operand in the program.
+        made: the node in the program that makes the wanted value.
     """
     claim, block = claims.values[wanted.name], made.output(wanted.index).name if made is not None else wanted.name
     if claim.kind == "local" or read.kind == "entry" or wanted.node.name in claims.folded:
@@ -286,11 +277,11 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node 
 
 
 def _are_sizes(value: Value, wanted: Value, known: Sequence[str], read: Read, claims: Claims) -> bool:
-    """Return whether what is read are the sizes of one device's block, of those of the whole, or the other way round.
+    """Return whether a value converts sizes of the whole to those of one device's block, or the other way round.
 
     Args:
-        known: what the value that is wanted may be called.
-        read: whose entry is to be that of a block; else all entries are to be those of the whole.
+        known: the possible names of the wanted value.
+        read: of kind entry: that entry becomes the size of a block; else all entries become sizes of the whole.
     """
     claim, made, count = claims.values[wanted.name], value.node, claims.instances
     entries = claim.value or ()

@@ -1,4 +1,4 @@
-"""The baseline: the graph whose placements are claimed, and its correspondence to the rewritten graph's nodes."""
+"""Holds the baseline, the graph whose placements are claimed, and matches nodes of the rewritten graph with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = re.compile(r"(.*)/whole(?:_\d+)?")
 
 
 class Leaf(NamedTuple):
-    """What an original node gives: `whole`, or `own`: on each instance, or on the one that is named."""
+    """The data of an original value: `whole`, or `own`: that of each instance, or of the one that is named."""
 
     name: str
     form: str
@@ -32,13 +32,13 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline:
-    """The graph that placements are claimed of, by name, with its claims.
+    """The graph whose placements are claimed, by name, with its claims.
 
     Attributes:
-        types: of elements, by value name.
-        same: by value name, the value that it is only another name of.
-        lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
-        of_replicas: values that are made of shards of variables, so that all micro-batches of a replica have one.
+        types: element types by value name.
+        same: by value name, the value that it is a copy of.
+        lengths: by symbol of a size that must count the batch, the rows of each example.
+        of_replicas: values that are computed from shards of variables, and that all micro-batches of a replica share.
     """
 
     nodes: Mapping[str, Node]
@@ -50,7 +50,7 @@ class Baseline:
 
     @staticmethod
     def of(graph: Graph, claims: Claims) -> Baseline:
-        """Index a graph; nobody may change it."""
+        """Index a graph, which must not be changed afterwards."""
         types: dict[str, int] = {}
         same: dict[str, str] = {}
         for node in topological_order(graph):
@@ -67,11 +67,11 @@ class Baseline:
         return Baseline(nodes, replace(claims, values=values), types, same, lengths, of_replicas)
 
     def match(self, node: Node) -> Node | None:
-        """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
+        """Return the claimed node of a node of the rewritten graph, by name and op."""
         found = self.nodes.get(node.name)
         claim = self.claims.values.get(node.name)
         if node.op in FORWARDS & kernels.KERNELS.keys() and node.span == ONCE and claim and claim.differs:
-            return None  # it hands on what it reads, whole by now
+            return None  # it now forwards the whole value
         if found is not None and _is_lowered(node, found) and not self._stands_for_merged(node, found):
             return found
         renamed = RENAMED.fullmatch(node.name)
@@ -79,7 +79,7 @@ class Baseline:
         return found if found is not None and _is_lowered(node, found) else None
 
     def match_whole(self, node: Node) -> Node | None:
-        """Return the claimed node of which a node looks like a copy that runs once, for the whole batch."""
+        """Return the claimed node of a copy that runs once, for the whole batch, by name and op."""
         named = WHOLE.fullmatch(node.name)
         found = self.nodes.get(named[1]) if named and node.span == ONCE else None
         if found is None or found.op != node.op or get_op(node.op).is_stateful or not node.inputs:
@@ -87,13 +87,13 @@ class Baseline:
         return found
 
     def _stands_for_merged(self, node: Node, found: Node) -> bool:
-        """Return whether a node took the name of one that is called otherwise now."""
+        """Return whether a node took the name of a claimed node that was renamed."""
         renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "on_server"))
         return any(one is not None and _is_lowered(one, found) for one in renamed)
 
 
 def _is_lowered(node: Node, found: Node) -> bool:
-    """Return whether a node is a claimed one, or what a claimed exchange among devices has been lowered to."""
+    """Return whether a node has the op of a claimed node, or that node is an exchange among devices, now lowered."""
     return node.op == found.op or is_along_model(found)
 
 
@@ -111,16 +111,16 @@ def _made_of_shards(nodes: Iterable[Node], claims: Claims) -> frozenset[str]:
 
 
 def has_shards(claim: Claim) -> bool:
-    """Return whether a value is split as a variable is over the replicas."""
+    """Return whether a value is split into shards of a variable."""
     sizes = (claim.shape or ())[claim.dim : claim.dim + 1] if claim.kind == "split" else ()
     return any(isinstance(size, tuple) and any(map(sizes_of_shards, size[1])) for size in sizes)
 
 
 def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Mapping[str, Claim], Mapping[str, int]]:
-    """Return what is known of sizes because replicas read their blocks of them: nothing else would run.
+    """Infer open sizes from the blocks that replicas read: with another size the graph would not run.
 
     Returns:
-        The claims, with a size for each open dimension; and the rows of each example by symbol that stands for a size.
+        The claims, with sizes of unknown dimensions filled in; and by symbol of an open size, the rows of each example.
     """
     values, lengths = dict(claims.values), dict[str, int]()
     for (name, index), read in claims.reads.items():
@@ -139,6 +139,6 @@ def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Ma
 
 
 def _stand_in(size: Dim) -> str:
-    """Return the symbol of which a size is so many times, if it has one that does not count examples."""
+    """Return the only symbol of a size, if it does not count examples; otherwise ""."""
     symbols: tuple[str, ...] = size[1] if isinstance(size, tuple) else ()
     return symbols[0] if len(symbols) == 1 and not symbols[0].startswith(("b", "B")) else ""

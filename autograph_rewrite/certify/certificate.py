@@ -1,4 +1,4 @@
-"""Certificate: follows a rewrite pass by pass, and rejects the first that changes what the graph computes.
+"""Follows a rewrite pass by pass, and rejects the first pass that changes what the graph computes.
 
 certificate = Certificate()
 pipeline.rewrite(item, plan, certificate=certificate)      raises VerifyError
@@ -41,8 +41,8 @@ from autograph_rewrite.ir.types.opdefs import get_op
 # before   c = Tanh(b)                        dc = TanhGrad(c, dd)
 # after    c = Tanh(b);  c' = Tanh(b) ^dd     dc = TanhGrad(c', dd)        c' is c: same op, attributes and operands
 #
-# What is offloaded goes through Snapshots, which are what they read. What a loop's gradient takes from a list is what
-# the loop has put there, of the same iteration, whatever list that is; lists that nobody needs any more may be gone.
+# Offloaded values pass through Snapshots, which equal their operands. A value that a gradient loop takes from a list
+# equals the value that the loop put there in the same iteration, whichever list that is; unused lists may be removed.
 
 
 PROVENANCE = frozenset((ORIGIN_ATTR, PASS_ATTR))
@@ -50,14 +50,14 @@ PUTS, TAKES = "TensorListPushBack", "TensorListPopBack"
 _DOORS = frozenset(("Switch", "Merge", "Enter", "Exit"))
 _OF_LISTS = _DOORS | {PUTS, TAKES, "NextIteration", "EmptyTensorList", "Const"}
 _FREE = {PUTS: 1, "EmptyTensorList": 0}
-"""Operands that may change: what is put into a list, which whoever takes it is asked for, and the shape it may have."""
+"""Operands that may change: the element put into a list, which is checked where it is taken out, and a list's shape."""
 
 
 def check_recomputed(before: Graph, after: Graph) -> None:
-    """Compare a graph with what it was before some of it was computed again.
+    """Compare a graph before and after rematerialisation.
 
     Raises:
-        VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or is of something else.
+        VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or no equal original.
     """
     origins: dict[str, str] = {}
     moved: dict[str, tuple[str, int]] = {}
@@ -70,7 +70,7 @@ def check_recomputed(before: Graph, after: Graph) -> None:
         if original is None:
             original = _original(before, node)
             if node.op == "Const" and original.op == "EmptyTensorList":
-                continue  # the shape that a list checks its elements for
+                continue  # the element shape of a list
             origins[node.name] = original.name
         if node.op != original.op or _attrs(node) != _attrs(original) or node.device != original.device:
             raise VerifyError(f"'{node.name}' is not what '{original.name}' is", node=node)
@@ -89,10 +89,10 @@ def check_recomputed(before: Graph, after: Graph) -> None:
 
 
 def put_and_taken(graph: Graph) -> dict[Value, Value]:
-    """Return, by value that the loop of a gradient takes from a list, the value that was put there in that iteration.
+    """Return, for each value that a gradient loop takes from a list, the value that was put there in that iteration.
 
-    Once in an iteration one node puts something in, and in the other loop one takes something out, behind the loop's
-    condition alone; so all lists of two loops are filled and emptied together.
+    In each iteration, guarded only by the loop condition, one node puts an element in, and one node of the other loop
+    takes one out; so all lists of two loops are filled and emptied together.
     """
     order = list(topological_order(graph))
     frames = frames_of(order)
@@ -112,14 +112,14 @@ def put_and_taken(graph: Graph) -> dict[Value, Value]:
 
 
 def _maker(value: Value) -> Node:
-    """Return the node that makes the list which a loop has in its first iteration."""
+    """Return the node that makes the list with which a loop begins."""
     while value.node.op in _DOORS:
         value = value.node.inputs[0]
     return value.node
 
 
 def _comes_back(node: Node) -> bool:
-    """Return whether a node changes a list that it has of the iteration before, and hands it to the next one alone."""
+    """Return whether a node changes a list of the previous iteration, and only the next iteration reads the result."""
     switch = node.inputs[0].node
     merge = switch.inputs[0].node if switch.op == "Switch" else None
     readers = [use.node for use in node.output().uses]
@@ -130,20 +130,20 @@ def _comes_back(node: Node) -> bool:
 def _read(
     value: Value, taken: Mapping[Value, Value], origins: Mapping[str, str], moved: Mapping[str, tuple[str, int]]
 ) -> tuple[str, int]:
-    """Return which value of the graph before a value is: of a copy, the original's; of what is moved, what that is."""
+    """Return the value of the graph before that a value equals, traced through copies, Snapshots and lists."""
     value = taken.get(value, value)
     name = value.node.name
     return moved.get(name, (origins.get(name, name), value.index))
 
 
 def _original(before: Graph, copy: Node) -> Node:
-    """Return the node that a copy is of.
+    """Return the original of a copy.
 
     Raises:
         VerifyError: there is none, or it has an effect.
     """
-    copied = copy.name.split("/", 2)[-1]  # `remat/<segment>/<name>`: another pass may have made it
-    name = copy.attr(ORIGIN_ATTR, b"").decode()  # of a part, that of the whole, which another node may have by now
+    copied = copy.name.split("/", 2)[-1]  # `remat/<segment>/<name>`: another pass may have made the original
+    name = copy.attr(ORIGIN_ATTR, b"").decode()  # for a part, the name of the whole, which another node may have now
     original = before.nodes.get(copied) or before.nodes.get(name)
     if original is None:
         raise VerifyError(f"'{copy.name}' is a copy of nothing", node=copy)
@@ -153,14 +153,14 @@ def _original(before: Graph, copy: Node) -> Node:
 
 
 def _attrs(node: Node) -> dict[str, object]:
-    """Return what a node is; what enters a loop as a constant of it is that in any loop, and a list holds any shape."""
+    """Return the attributes to compare: not the frame of a constant Enter, nor the shapes recorded of list elements."""
     other = {"_output_shapes"} if node.op == TAKES else set()
     other |= {"frame_name"} if node.op == "Enter" and node.attr("is_constant", False) else set()
     return {key: raw for key, raw in node.attrs.items() if key not in PROVENANCE and key not in other}
 
 
 NOT_COMPARED = frozenset(("insert-reshards", "delegate-to-chief", "rows-of-shards", "update-rows", "expand"))
-"""Passes after which the graph is not compared: a reshard is checked once it is lowered, and what the last ones do by
+"""Passes after which the graph is not compared: a reshard is checked once it is lowered, the other passes by
 `ir.verify.folded` and by execution."""
 
 UNORDERED = frozenset(
@@ -170,22 +170,22 @@ UNORDERED = frozenset(
         "merge-instances", "parameter-servers",
     )
 )  # fmt: skip
-"""Passes behind which a read may not wait yet where it comes before a write: 'order-accesses' puts lost edges back."""
+"""Passes after which a write may lack its edge from an earlier read: 'order-accesses' restores these edges."""
 
 
 UNMERGED = UNORDERED - {"merge-instances", "parameter-servers"}
-"""Passes behind which an output may still have an instance for each replica."""
+"""Passes after which an output may still have an instance for each replica."""
 
 
 class Certificate:
     """Checks one rewrite; see the package.
 
     Args:
-        strict: a failure of the certificate itself is an error, too, and not only something that is not covered.
+        strict: a failure of the certificate itself is an error, instead of an entry of `not_covered`.
 
     Attributes:
         not_covered: what it could not check, in words.
-        inexact: what the configuration lets differ from one device.
+        inexact: the differences from one device that the configuration allows.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -196,14 +196,14 @@ class Certificate:
         self._before_copies: Graph | None = None
         self._accesses: Accesses | None = None
         self._targets: tuple[str, ...] = ()
-        self._looped = False  # a loop runs the micro-batches by now
+        self._looped = False  # whether a loop now runs the micro-batches
         self._baseline: Baseline | None = None
         self._claimed: Accesses | None = None
         self._shards: set[str] = set()  # handles of variables, and of shards of them
-        self._names: dict[str, str] = {}  # by claimed access, the original one
+        self._names: dict[str, str] = {}  # the original access of each claimed access
 
     def begin(self, graph: Graph, targets: Sequence[str]) -> None:
-        """Take the normalised original; nothing is claimed of it yet, whatever was of the graph before."""
+        """Take the normalised original, and forget the claims about an earlier graph."""
         self._baseline = self._claimed = None
         self._looped = False
         self._original = graph.clone()
@@ -211,7 +211,7 @@ class Certificate:
         self._targets = tuple(targets)
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph that placements are claimed of; check the claims, compare its accesses with the original's.
+        """Take the graph whose placements are claimed; check the claims, and compare its accesses with the original's.
 
         Raises:
             VerifyError: a claim does not hold, or partitioning or decomposing changed the order of accesses.
@@ -233,7 +233,7 @@ class Certificate:
             self.not_covered |= dict.fromkeys(check_claims(topological_order(copy), claims))
 
     def placed(self, graph: Graph, claims: Claims) -> None:
-        """Check what is claimed of values among the devices of a replica, before their program is written.
+        """Check the claims of placements among the devices of a replica, before their program is written.
 
         Raises:
             VerifyError: a claim does not hold.
@@ -242,17 +242,17 @@ class Certificate:
             self.not_covered |= dict.fromkeys(check_claims(topological_order(graph), claims))
 
     def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
-        """Compare the program of one device with the graph that it is written of.
+        """Compare the program of one device with the graph that it is made from.
 
         Raises:
-            VerifyError: a node reads something else than its claims say.
+            VerifyError: a node reads another value, or another placement, than its claims say.
         """
         with self._noting("as the program of one device", "the program of one device"):
             check_written(before, graph, claims)
 
     @contextmanager
     def _noting(self, where: str, what: str) -> Iterator[None]:
-        """Tell an error of the rewrite where it is; note one of the certificate itself as what is not covered."""
+        """Add the place to an error of the rewrite; record an error of the certificate itself as not covered."""
         try:
             yield
         except VerifyError as error:
@@ -264,10 +264,10 @@ class Certificate:
             self.not_covered[f"{what}: {error!r}"] = None
 
     def check(self, after: str, graph: Graph) -> None:
-        """Check the folded graph behind a pass.
+        """Check the folded graph after a pass.
 
         Raises:
-            VerifyError: with the node, its op, the pass and what is wrong.
+            VerifyError: the graph is wrong; with the node, its op, the pass and the problem.
         """
         if after == "place-reductions":
             self._before_copies = graph.clone()
@@ -315,7 +315,7 @@ class Certificate:
                 self.not_covered[f"'{handle}', which micro-batches update one after the other"] = None
         looked_at = {name for name in now.of if name in claimed.of} - in_turn
         check_order(claimed, now, looked_at, matches, reads_are_ordered=after not in UNORDERED)
-        if after not in UNORDERED:  # by now reads wait for writes, and writes for reads
+        if after not in UNORDERED:  # all edges between reads and writes are complete
             assert self._accesses is not None
             names = {node: self._names.get(name, "") for node, name in matches.items()}
             check_order(self._accesses, now, self._shards - in_turn, names)
@@ -325,7 +325,7 @@ class Certificate:
             self._check_effects(graph, name, baseline, matches)
 
     def _check_effects(self, graph: Graph, name: str, baseline: Baseline, matches: Mapping[Node, str]) -> None:
-        """Check that a target brings about what it brought about; what it asks a size of, some target of the step."""
+        """Check that a target has all its effects; those that it needs only for a size, some target of the step has."""
         was, now = baseline.nodes.get(name), graph.nodes.get(name)
         if was is None:
             return
@@ -341,11 +341,7 @@ class Certificate:
 
 
 def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:
-    """Check that every write of a variable writes each of its shards once.
-
-    Raises:
-        VerifyError: one does not.
-    """
+    """Check that no write of a variable writes a shard of it more than once."""
     parts: dict[str, list[str]] = {}
     for name, whole in shards.items():
         if whole:
@@ -361,11 +357,7 @@ def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, st
 
 
 def _check_storage(graph: Graph) -> None:
-    """Check that no two variables, and no two replicas' copies of one, share storage.
-
-    Raises:
-        VerifyError: two do.
-    """
+    """Check that no two variables, and no two replicas' copies of one, share storage."""
     owner: dict[object, Node] = {}
     for node in graph:
         if node.op != "VarHandleOp":
@@ -384,7 +376,7 @@ def _check_storage(graph: Graph) -> None:
 
 
 def batches(claims: Claims) -> tuple[int, ...]:
-    """Return the sizes of the batch that are tried: uneven, and such that no block is empty."""
+    """Return the batch sizes to try; for an open batch, one that divides unevenly and one that divides evenly."""
     if claims.batch is not None:
         return (claims.batch,)
     return (2 * claims.instances + 1, 3 * claims.instances)

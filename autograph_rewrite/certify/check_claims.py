@@ -1,11 +1,11 @@
-"""Check the claims of all nodes of a graph: by the text of their ops, by what routes and holds values, or by running.
+"""Checks the claims of all nodes: by the factors of their ops, by contracts of routes and containers, or by running.
 
     x: split(0)   w: replicated   ──MatMul "mk,kn->mn|k"──►   split(0)      m is cut, and the result has it
     x: split(1)   w: split(0)     ──MatMul "mk,kn->mn|k"──►   partial(sum)  k is cut, and summed over
     x: split(1)   w: replicated   ──MatMul──►                 refused: input 1 has k, and is whole
     x: split(0)                   ──Slice──►                  run on samples (`run_blocks`)
 
-Nothing here derives a placement or chooses one: it says whether one that is claimed is right.
+Nothing here chooses a placement: the check says whether a claimed one is right.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 
-# Contracts of tensor arrays and stacks: one per replica, and a read gives what was written.
+# Contracts of tensor arrays and stacks: each replica has one, and a read gives a written value.
 
 
 MAKERS = frozenset(("TensorArrayV3", "TensorArrayGradV3", "TensorArrayGradWithShape", "StackV2"))
 WRITES: Mapping[str, int] = {
     "TensorArrayWriteV3": 2, "TensorArrayScatterV3": 2, "TensorArraySplitV3": 1, "StackPushV2": 1,
 }  # fmt: skip
-"""The operand that is put in."""
+"""The position of the operand that is put in."""
 READS = frozenset(("TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3", "StackPopV2"))
 OTHERS = frozenset(("TensorArraySizeV3", "TensorArrayCloseV3", "StackCloseV2"))
 OF_CONTAINERS = MAKERS | set(WRITES) | READS | OTHERS
@@ -62,7 +62,7 @@ EMPTY = Claim("replicated", zero=True)
 
 
 def judge_containers(nodes: Sequence[Seen]) -> tuple[Seen, str] | None:
-    """Return the first node that reads or writes something else than its container holds, and what is wrong."""
+    """Return the first node whose claims do not fit its container, and the problem."""
     held: dict[Key, Claim] = {}
     for seen in nodes:
         if seen.node.op not in WRITES:
@@ -84,7 +84,7 @@ def judge_containers(nodes: Sequence[Seen]) -> tuple[Seen, str] | None:
 
 
 def key_of(handle: Value) -> Key:
-    """Return which container a handle means; all gradients of one array for one source share one."""
+    """Return a key of a handle's container; all gradients of one array for one source share one."""
     made = variable_ops.handle_node(handle)
     if made.op.startswith("TensorArrayGrad"):
         return (str(made.attr("source")), *key_of(made.inputs[0]))
@@ -92,7 +92,7 @@ def key_of(handle: Value) -> Key:
 
 
 def _element(seen: Seen, claim: Claim) -> Claim:
-    """Return what is claimed of one element of what is put in; of its shape, only how many rows a block has."""
+    """Return the claim of one element of a written value; its shape has only the rows of a block."""
     dim, op = claim.dim, seen.node.op
     if claim.kind == "split":
         dim -= op == "TensorArrayScatterV3" or (op == "TensorArraySplitV3" and not dim)
@@ -105,7 +105,7 @@ def _rows(claim: Claim) -> Dim:
 
 
 def _joined(one: Claim, other: Claim) -> Claim | None:
-    """Return what holds of both; zeros are contributions to a sum as well."""
+    """Return a claim that holds for both values, or None; zeros are also contributions to a sum."""
     if one[:3] == other[:3]:
         if one.kind == "local" and one.value != other.value:
             return None
@@ -126,7 +126,7 @@ def _judge(seen: Seen, held: Claim) -> str | None:
     expected = held._replace(dim=held.dim + (op == "TensorArrayGatherV3" and held.kind == "split"))
     if op == "TensorArrayConcatV3" and expected.kind == "split" and not expected.dim:
         return "blocks of its elements would lie between each other"
-    if op in WRITES and op != "StackPushV2":  # what comes out is a number that only orders the operations
+    if op in WRITES and op != "StackPushV2":  # the result is the flow, a number that only orders the operations
         expected = Claim("partial", 0, "sum") if expected.differs else Claim("replicated")
     claim = seen.results[0]
     if claim[:3] != expected[:3] and not (claim.kind == "partial" and claim.zero and not expected.differs):
@@ -151,19 +151,19 @@ KEEP = frozenset(
         "Exit", "RefExit", "NextIteration", "RefNextIteration", "RefIdentity", RESHARD, SHARD_ALIKE,
     )
 )  # fmt: skip
-"""Ops that hand their first operand on as it is."""
+"""Ops that forward their first operand unchanged."""
 OF_BLOCK = frozenset(("of block", "statistics"))
-"""The kinds of marked nodes that take a block for the whole batch, where the configuration says so."""
+"""The kinds of marked nodes that treat a block as the whole batch, where the configuration allows it."""
 
 OF_EACH = ("batch_norm", "local_sgd", "values of each")
-"""How the texts begin that say that replicas have values of their own."""
+"""Prefixes of the texts in `Claims.inexact` that allow varying values."""
 
 
 def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
-    """Check that every node makes what is claimed of it, out of what it is claimed to read; return what is not covered.
+    """Check that the claims of every node's results follow from those of its operands; return what is not covered.
 
     Raises:
-        VerifyError: one does not; with the node, its op, the operand and the placement.
+        VerifyError: a claim is wrong; with the node, its op, the operand and the placement.
     """
     judged: dict[Any, str | None] = {}
     containers: list[Seen] = []
@@ -202,7 +202,7 @@ def _refusal(node: Node, problem: str) -> VerifyError:
 
 
 def _key(seen: Seen) -> tuple[Any, ...]:
-    """Return what the verdict depends on."""
+    """Return the key of a verdict: nodes with equal keys are judged once."""
     node = seen.node
     named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
     alone = node.op == "Const" or local_indices.why_in_block(node) == local_indices.BLOCKWISE or named
@@ -212,13 +212,13 @@ def _key(seen: Seen) -> tuple[Any, ...]:
 
 
 def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
-    """Return what is wrong with the claims of one node, or None.
+    """Return the problem with the claims of one node, or None.
 
     Args:
-        folded: it is a constant after all, of the sizes of the whole.
+        folded: propagation knows its value to be constant, from sizes of the whole.
 
     Raises:
-        TooLargeError: it has to be run, and its values are too large for that.
+        TooLargeError: the node has to be run, and its values are too large for that.
     """
     node = seen.node
     runs = node.op in KERNELS and node.op not in TABLE
@@ -229,7 +229,7 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
     if local_indices.why_in_block(node) == local_indices.BLOCKWISE:
         return local_indices.judge_blockwise(seen)
     if local_indices.why_in_block(node) == local_indices.ROWS_APART:
-        return None  # its rows are numbered within a block; what it makes is not covered
+        return None  # its rows are numbered within a block; its results are not covered
     if node.op == "BroadcastGradientArgs":
         return _judge_axes(seen, folded=folded)
     if (special := SPECIAL.get(node.op)) is not None:
@@ -252,14 +252,14 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
     if runs and any(claim.differs or claim.zero for claim in (*seen.operands, *seen.results)):
         return judge_by_running(seen)
     if node.op == "FusedBatchNormGradV3" and node.inputs[5].node.op == "FusedBatchNormV3":
-        kept = seen.operands[5]._replace(kind="replicated")  # what the same kernel has kept for it, of the same block
+        kept = seen.operands[5]._replace(kind="replicated")  # the forward kernel kept it for this gradient of its block
         seen = replace(seen, operands=(*seen.operands[:5], kept))
     text = text_of(seen)
     return judge(seen, None if text is None else factors_of(seen, text))
 
 
 def _of_shards(seen: Seen) -> str | None:
-    """Return what is wrong with a use of a variable in shards: a read gives the shard, an update takes shards."""
+    """Return the problem with a use of a variable in shards."""
     node, held = seen.node, seen.operands[0]
     if node.op == "VarIsInitializedOp":
         made = seen.results[0]
@@ -274,7 +274,7 @@ def _of_shards(seen: Seen) -> str | None:
     columns = variable_ops.rows_argument(node.op) if held.dim else None
     rows = (held.shape or ())[held.dim : held.dim + 1]
     for index, claim in enumerate(seen.operands):
-        if index == columns and claim.shape:  # of every row, each shard holds the same columns as of what is given
+        if index == columns and claim.shape:  # the given rows must be split into the same columns as the variable
             at = len(claim.shape) + held.dim - len(held.shape or ())
             if (claim.kind, claim.dim) != ("split", at) or claim.shape[at : at + 1] != rows:
                 return f"input {index} is {said(claim)} of {claim.shape}, and the variable {said(held)} of {held.shape}"
@@ -288,9 +288,9 @@ def _of_shards(seen: Seen) -> str | None:
 
 
 def _found_in_shards(seen: Seen) -> str | None:
-    """Return what is wrong with a lookup in shards: of all ids, each replica gives the rows that it has, else zeros."""
+    """Return the problem with a look-up in shards: each replica gives the rows that it has, else zeros."""
     node, table, made = seen.node, seen.operands[0], seen.results[0]
-    if table.dim:  # columns: every replica has some of each row
+    if table.dim:  # columns: every replica has a part of each row
         return None if made.kind == "split" else f"result 0 is claimed {said(made)}, and has some columns of each row"
     if (node.op == "GatherV2" and seen.ints(2) != (0,)) or node.attr("batch_dims", 0):
         return "it does not look up rows"
@@ -300,10 +300,10 @@ def _found_in_shards(seen: Seen) -> str | None:
 
 
 def _in_shards(node: Node, claim: Claim, units: int | None) -> str | None:
-    """Return what is wrong with the shards of a variable, by its handle.
+    """Return the problem with the claimed shards of a variable's handle.
 
     Args:
-        units: that all blocks along the axis have together, where that is known.
+        units: of all blocks along the axis together, where that is known.
     """
     size = (claim.shape or ())[claim.dim] if claim.dim < len(claim.shape or ()) else None
     sizes = sizes_of_shards(size[1][0]) if isinstance(size, tuple) and size[0] == 1 and len(size[1]) == 1 else ()
@@ -330,7 +330,7 @@ def _judge_sizes(seen: Seen, *, folded: bool) -> str | None:
 
 
 def _measured(seen: Seen) -> str | None:
-    """Compare with the shape of what is measured, as this instance has it."""
+    """Return the problem with the claim of a size: it must be that of the operand's instance."""
     for index, made in enumerate(seen.results):
         shape = seen.operands[index].shape
         if made.value is None:
@@ -352,7 +352,7 @@ HANDED_ON = {"TensorListPushBack": (0, 1), "TensorListPopBack": (0,), "TensorLis
 
 
 def _handed_on(seen: Seen) -> str | None:
-    """Lists of equal sizes give back what they hold, and take nothing else."""
+    """Return the problem with an op on a list of sizes: all elements of the list must be equal."""
     sources = [seen.operands[i] for i in HANDED_ON[seen.node.op]]
     for index, source in enumerate(sources):
         is_empty = source.kind == "any" and not source.zero and len(sources) > 1
@@ -373,7 +373,7 @@ def _cut_sizes(claims: Iterable[Claim]) -> list[Dim]:
 
 
 def _lose_segments(seen: Seen) -> str | None:
-    """Return which result has other segments than the blocks that are read, in whose order its rows are."""
+    """Return the problem with a result whose segments differ from those of the operands' blocks."""
     cut = [claim for claim in seen.operands if claim.kind == "split"]
     read = [_segments(_cut_sizes((claim,))) for claim in cut]
     if not cut:
@@ -386,13 +386,13 @@ def _lose_segments(seen: Seen) -> str | None:
 
 
 def _is_of_block(seen: Seen) -> bool:
-    """Return whether a node is about values that a block has of its own."""
+    """Return whether a node has varying values, or treats its block as the whole batch."""
     own = any(claim.kind == "partial" and claim.op == "own" for claim in (*seen.operands, *seen.results))
     return own or local_indices.kind_of(seen.node) in OF_BLOCK
 
 
 def _kept(seen: Seen, operand: int, result: int) -> str | None:
-    """Return how a result differs from an operand that is forwarded."""
+    """Return the problem with the claim of a result that forwards an operand."""
     read, made = seen.operands[operand], seen.results[result]
     if read[:3] != made[:3]:
         return f"result {result} is claimed {said(made)}; input {operand} that it hands on is {said(read)}"
@@ -424,7 +424,7 @@ def _switch(seen: Seen) -> str | None:
 
 
 def _merge(seen: Seen) -> str | None:
-    """Whatever arrives has to be what is claimed; empty containers and zeros are."""
+    """Return the problem with a Merge: each operand must have the result's claim; empty containers and zeros do."""
     made, which = seen.results
     if which.differs or any(entry is not None for entry in which.value or ()):
         return f"which path was taken is claimed {said(which)}, and {which.value}"
@@ -464,10 +464,10 @@ def _length(seen: Seen) -> str | None:
 
 
 def _judge_axes(seen: Seen, *, folded: bool) -> str | None:
-    """Return what is wrong with the axes that a broadcast's gradient is claimed to name: [B, T, 8] and [B, U, 1].
+    """Return the problem with the axes that a broadcast's gradient is claimed to name: [B, T, 8] and [B, U, 1].
 
-    TensorFlow's kernel also names dimensions that are 1 on both sides. Summing those, or not, is the same of the whole,
-    but not of a block without rows; a constant names none of them.
+    TensorFlow's kernel also names dimensions that are 1 on both sides. For the whole value it does not matter whether
+    these are summed, but it does for a block without rows; a constant names none of them.
     """
     for index, claim in enumerate((*seen.operands, *seen.results)):
         if claim.differs and (index >= 2 or claim.kind != "local"):
@@ -504,4 +504,4 @@ SPECIAL: Mapping[str, Callable[[Seen], str | None]] = {
     "TensorListLength": _length,
     **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"), _measured),
 }
-"""Ops that hand on what they read, and those that read nothing."""
+"""Ops that forward operands, and ops whose results depend on no data."""

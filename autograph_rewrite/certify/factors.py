@@ -1,26 +1,26 @@
-"""Factors: names for the dimensions of operands and results, as in Shardy's sharding rules; one name, one split.
+"""Judges claims by factors: names for dimensions of operands and results, as in Shardy's sharding rules.
 
     MatMul   (m k)(k n) -> (m n), k is folded       cut m: blocks of rows      cut k: contributions to a sum
 
-A dimension without a name ("") can't be cut. At most one factor is cut: it is named by the first operand that is split,
-or by the entry of a shape operand that counts a block.
+A dimension without a name ("") cannot be split. At most one factor is split: that of the first operand that is split,
+or of the entry of a shape operand that counts a block.
 
-As text, in einsum's notation: operands, results, the folded factors after a bar, then traits:
+The text is in einsum's notation: operands, results, the folded factors after a bar, then traits:
 
 "@mk,@kn->@mn|k linear 0 1"   a letter is a factor; @ are as many more dimensions as there are, aligned as numpy does
-"=.,=.->=."                   = is @ where no operand stretches; . is a dimension that cannot be cut
+"=.,=.->=."                   = is @ where no operand stretches; . is a dimension that cannot be split
 "n...,*->n... linear 0"       * is read whole, whatever its rank; as a result it is the same in every block
 "#n...,....,n...->n..."       # is a shape, whose entries are named
-"@,?@->.@ moves 0"            ? is a shape that may leave entries open: those that it does not state cannot be cut
+"@,?@->.@ moves 0"            ? is a shape that may leave entries open: these dimensions cannot be split
 "@+->@ added"                 + stands for this operand and all the later ones
 
-Numbers after a trait are the operands that it is about; without numbers it is about all of them.
+Numbers after a trait are the operands that it applies to; without numbers it applies to all of them.
 
-    linear   the op is linear in each of them while the others are replicated
-    added    it is linear in all of them together, as a sum is in its terms
+    linear   the op is linear in each of these operands while the others are replicated
+    added    it is linear in all of them together, like a sum
     moves    the same, and their elements are only moved: contributions of any kind may be combined afterwards
-    zeros    everything is zero if one of them is
-    zero     everything is zero, whatever they are
+    zeros    all results are zero if one of them is
+    zero     all results are zero
     counts   results that count elements, and are the same on every replica
 """
 
@@ -41,12 +41,12 @@ class Factors:
     """How the dimensions of operands and results belong together.
 
     Attributes:
-        operands: names of each operand's dimensions; None for one that is read whole.
-        results: names of each result's dimensions; None for one that is the same in every block.
-        folded: names over which a result without them combines.
-        fold: how.
+        operands: names of each operand's dimensions; None for an operand that is read whole.
+        results: names of each result's dimensions; None for a result that is the same in every block.
+        folded: names over which the op reduces if a result lacks them.
+        fold: the reduction.
         sizes: operands that are shapes; their names are those of the dimensions that their entries state.
-        traits: by name of a trait, the operands or results that it is about.
+        traits: by name of a trait, the operands or results that it applies to.
     """
 
     operands: tuple[Names | None, ...]
@@ -57,15 +57,15 @@ class Factors:
     traits: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def about(self, *traits: str) -> frozenset[int]:
-        """Return what some traits are about."""
+        """Return the operands or results that some traits apply to."""
         return frozenset().union(*(self.traits.get(trait, ()) for trait in traits))
 
 
 def judge(seen: Seen, factors: Factors | None) -> str | None:
-    """Return what is wrong with the claims of a node; without factors it has to read and to make whole values."""
+    """Return the problem with the claims of a node; without factors, all of its values must be whole."""
     if factors is None or len(factors.results) != len(seen.results):
         return judge_whole(seen)
-    if any(claim.kind == "partial" and 0 in (claim.shape or ()) for claim in seen.operands):  # of nothing
+    if any(claim.kind == "partial" and 0 in (claim.shape or ()) for claim in seen.operands):  # without elements
         seen = replace(seen, operands=tuple(_of_nothing(claim) for claim in seen.operands))
     if any(claim.kind == "partial" for claim in seen.operands):
         problem, expected = _of_contributions(seen, factors)
@@ -82,7 +82,7 @@ def _of_nothing(claim: Claim) -> Claim:
 
 
 def judge_whole(seen: Seen) -> str | None:
-    """Return what is wrong with an op that has to see everything."""
+    """Return the problem with the claims of an op that must read whole values."""
     for index, claim in enumerate(seen.operands):
         if claim.differs:
             return f"input {index} is {said(claim)}, and it has to read all of it"
@@ -115,14 +115,14 @@ def _is_list(seen: Seen, index: int) -> bool:
 
 
 def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim]]:
-    """Contributions stay contributions where the op is linear in them, and nothing else differs."""
+    """Return contributions for contributions, if the op is linear in them and no other operand differs."""
     partial = [i for i, claim in enumerate(seen.operands) if claim.kind == "partial"]
     first = seen.operands[partial[0]]
     other = next((i for i, claim in enumerate(seen.operands) if claim.differs and claim[:3] != first[:3]), None)
     if other is not None:
         return f"input {partial[0]} is {said(first)}, and input {other} {said(seen.operands[other])}", ()
     joined, is_sum = factors.about("added", "moves"), first.op == "sum"
-    # only floating-point numbers have gradients, and so have lists that a gradient adds up element by element
+    # the element type of a list is not known here, but only gradients add up lists, and those are floating-point
     exact = factors.about("moves") or (is_sum and all(seen.is_inexact(i) or _is_list(seen, i) for i in partial))
     together = joined.issuperset(partial) and all(
         i in partial or (seen.operands[i].zero and is_sum) or seen.operands[i].kind == "any" for i in joined
@@ -138,7 +138,7 @@ def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequenc
 
 
 def _of_blocks(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim]]:
-    """Blocks make blocks where all operands with the factor are cut along it, and contributions where it is folded."""
+    """Return the results of blocks along one factor: blocks, or contributions if it is folded."""
     index, name = _first(seen, factors)
     if not name:
         return f"input {index} is {said(seen.operands[index])}, along which it can't be cut", ()
@@ -153,7 +153,7 @@ def _of_blocks(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim
 
 
 def _first(seen: Seen, factors: Factors) -> tuple[int, str]:
-    """Return the first operand that differs, and which factor that cuts."""
+    """Return the first operand that differs, and the factor along which it is split."""
     for index, (claim, names) in enumerate(zip(seen.operands, factors.operands, strict=True)):
         if not claim.differs:
             continue
@@ -168,7 +168,7 @@ def _first(seen: Seen, factors: Factors) -> tuple[int, str]:
 
 
 def _cut(claim: Claim, names: Names | None, name: str, is_size: bool, sizes: list[Dim]) -> str | None:
-    """Return what is wrong with an operand where a factor is cut; add the size of its block to `sizes`."""
+    """Return the problem with an operand if a factor is split; add the size of its block to `sizes`."""
     at = [i for i, mine in enumerate(names or ()) if mine == name]
     if not at:
         return f"is {said(claim)}, and has no such dimension" if claim.differs else None
@@ -202,7 +202,7 @@ def _made(names: Names | None, name: str, factors: Factors) -> Claim:
 
 
 def _sizes(seen: Seen, factors: Factors) -> str | None:
-    """Return where a dimension of a result is said to have another size than the operands that name it."""
+    """Return the problem with a result whose dimension has another size than the operands with the same name."""
     known: dict[str, list[Dim]] = {}
     for i, (claim, names) in enumerate(zip(seen.operands, factors.operands, strict=True)):
         dims = claim.value if i in factors.sizes else claim.shape
@@ -235,7 +235,7 @@ def _size(dim: Dim, known: Sequence[Dim], is_cut: bool, seen: Seen, index: int) 
 
 
 def _zeros(seen: Seen, factors: Factors) -> str | None:
-    """Return where a result is claimed to be zero for no reason."""
+    """Return the problem with a result that is claimed to be zero without a reason."""
     by_one = any(seen.operands[i].zero for i in factors.about("linear", "zeros"))
     joined = factors.about("added", "moves")
     by_all = bool(joined) and all(seen.operands[i].zero for i in joined)
@@ -249,7 +249,7 @@ def _zeros(seen: Seen, factors: Factors) -> str | None:
 
 
 def factors_of(seen: Seen, text: str) -> Factors | None:
-    """Return the factors that a text gives a node; None where its operands have other ranks, or are too many or few."""
+    """Return the factors that a text gives a node; None where the number of operands or their ranks do not fit."""
     pattern, *words = text.split()
     traits = _traits(words, len(seen.operands))
     if pattern == "-":
@@ -281,7 +281,7 @@ def factors_of(seen: Seen, text: str) -> Factors | None:
 
 
 def _traits(words: list[str], count: int) -> dict[str, frozenset[int]]:
-    """Return by trait the operands that it is about."""
+    """Return, by trait, the operands that it applies to."""
     found: dict[str, list[int]] = {}
     for word in words:
         if word.isdigit():
@@ -292,20 +292,20 @@ def _traits(words: list[str], count: int) -> dict[str, frozenset[int]]:
 
 
 def _repeated(text: str, count: int) -> list[str]:
-    """Return the terms, of which the last one may stand for any number."""
+    """Return the terms, of which the last may be repeated."""
     *terms, last = text.split(",")
     return [*terms, *[last[:-1]] * (count - len(terms))] if last.endswith("+") else [*terms, last]
 
 
 def _unnamed(seen: Seen, traits: dict[str, frozenset[int]]) -> Factors | None:
-    """Return what holds of an op whatever its dimensions are; None where something is cut."""
+    """Return factors without names, which hold for any ranks; None where an operand is split."""
     if any(claim.kind in ("split", "local") for claim in seen.operands):
         return None
     return Factors((None,) * len(seen.operands), (None,) * len(seen.results), traits=traits)
 
 
 def _follows(seen: Seen, index: int, term: str) -> bool:
-    """Return whether the rank of an operand is that of the others: of a list's elements, or of a shape."""
+    """Return whether an operand of unknown rank has that of the others: a list, or a partial shape."""
     return term.startswith("?") or seen.node.inputs[index].dtype == dtypes.VARIANT
 
 
@@ -321,7 +321,7 @@ def _width(seen: Seen, index: int, term: str) -> int | None:
 
 
 def _guess(seen: Seen, claim: Claim, letters: str) -> int | None:
-    """Return a width that does as well as any: what is alone keeps its places."""
+    """Return a width for an operand of unknown rank: any width is right for a single operand."""
     if "@" not in letters:
         return 0
     made = seen.results[0].shape if seen.results else None

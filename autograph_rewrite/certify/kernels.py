@@ -1,4 +1,4 @@
-"""Numpy kernels of what reshards consist of, and of what moves elements about or folds them.
+"""Computes, in numpy, the ops that reshards are lowered to, and ops that move elements or reduce them.
 
 Written from TensorFlow's documentation, and tested against TensorFlow's kernels (tests/certify/test_kernels.py).
 """
@@ -18,11 +18,11 @@ Kernel = Callable[..., Any]
 
 
 class UnknownError(Exception):
-    """Nothing here can tell what a value is; the message says why."""
+    """A value is unknown to the certificate; the message says why."""
 
 
 class NoKernelError(UnknownError):
-    """Nothing here says what an op computes."""
+    """An op has no kernel here."""
 
 
 def as_numpy(dtype: int) -> Any:
@@ -86,7 +86,7 @@ def _sliced(node: Node, begin: Any, end: Any, step: Any) -> tuple[Any, ...]:
 
 
 def _changed(table: Any, at: Any, rows: Any, change: Callable[..., Any]) -> Any:
-    """Return a table of which `change` has changed some places by rows."""
+    """Return a copy of a table after `change` has applied rows to some places."""
     made = np.array(table)
     if made[at].shape != np.shape(rows):
         raise ValueError(f"{np.shape(rows)} rows for {made[at].shape}")
@@ -111,7 +111,7 @@ def _scattered(change: Callable[..., Any]) -> Kernel:
 
 
 def _segments(change: Callable[..., Any], first: Callable[[Any], Any]) -> Kernel:
-    """Make a kernel that folds rows by segment, beginning with `first` of their type."""
+    """Make a kernel that reduces rows by segment, starting from `first` of their type."""
 
     def kernel(node: Node, rows: Any, where: Any, count: Any) -> Any:
         if rows.shape[: where.ndim] != where.shape or (where.size and where.max() >= count):
@@ -142,7 +142,7 @@ def _taken(table: Any, where: Any, axis: int, batch_dims: int) -> Any:
 
 def _split(node: Node, x: Any, sizes: Any, axis: Any) -> list[Any]:
     sizes, there = _ints(sizes), x.shape[int(axis)]
-    if sizes.count(-1) == 1:  # what the others leave
+    if sizes.count(-1) == 1:  # the rest of the rows
         sizes = [there - sum(sizes) - 1 if size == -1 else size for size in sizes]
     if sum(sizes) != there:
         raise ValueError(f"parts of {sizes} of {there}")
@@ -166,7 +166,7 @@ def _shape(node: Node, *inputs: Any) -> list[Any]:
 
 
 def _broadcast_gradient_args(node: Node, *shapes: Any) -> list[Any]:
-    """Return for each shape the dimensions that broadcasting stretches, or adds; and those that are 1 in both."""
+    """Return for each shape the dimensions that broadcasting stretches or adds, and those that are 1 in both."""
     rank = max(len(shape) for shape in shapes)
     padded = [[1] * (rank - len(shape)) + _ints(shape) for shape in shapes]
     np.broadcast_shapes(*map(tuple, padded))
@@ -206,7 +206,7 @@ def _ensure_shape(node: Node, x: Any) -> Any:
 
 
 def _bitcast(node: Node, x: Any) -> Any:
-    """Return the same bits: narrower elements add a last dimension, wider ones use it up."""
+    """Return the same bits: narrower elements add a last dimension, wider elements remove it."""
     new, x = as_numpy(node.output_dtypes[0]), np.ascontiguousarray(x)
     if new.itemsize == x.dtype.itemsize:
         return x.view(new)
@@ -243,7 +243,7 @@ Neg negative | Less less | LessEqual less_equal | Greater greater | GreaterEqual
 LogicalAnd logical_and | LogicalOr logical_or | LogicalNot logical_not | BitwiseAnd bitwise_and | SelectV2 where
 ZerosLike zeros_like | OnesLike ones_like
 """
-"""Ops, and the functions of numpy that they are."""
+"""Ops, each with the equivalent function of numpy."""
 
 KERNELS: Mapping[str, Kernel] = {
     **{
@@ -310,7 +310,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def constant(raw: Any) -> Any:
-    """Return the contents of a constant as this module computes with them."""
+    """Return the contents of a constant as an array."""
     if isinstance(raw, np.ndarray):
         return raw
     raise NoKernelError("Const")

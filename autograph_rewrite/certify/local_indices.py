@@ -1,11 +1,11 @@
-"""Contracts of gathers by row indices that are relative to the local block.
+"""Checks gathers by row indices that are relative to the local block.
 
     Range(0, b) ──► * T ──► + checked positions ──► Gather(block of b*T rows)
     Where(mask of b*T rows) ──► Gather(block of b*T rows)
 
-The rewrite marks both ends. The mark is not trusted: the numbers may go nowhere but to what is marked, the rows of an
-example have to be as many as the numbers say, and every position is checked to lie within them. What a mask of as many
-rows keeps lies there by itself.
+The rewrite marks both ends. The certificate does not trust the mark: only marked nodes may read the indices, an example
+must have as many rows as the indices assume, and the graph must check that every position is within these rows.
+Positions that Where finds in a mask of as many rows are always within the block.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
 MARK = "_autograph_rule"
-"""Attribute of what passes know of a node, after its kind: of nodes that stay in their block, why."""
+"""The attribute of marked nodes: a kind, and after a colon, for example, why a node stays in its block."""
 BLOCKWISE, LOCAL_INDICES, ROWS_APART = "blockwise", "local indices", "rows apart"
 READERS = frozenset(("Cast", "Reshape", "GatherNd", "DynamicStitch"))
-"""What may read places in a block."""
+"""Ops that may read positions in a block."""
 COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
 BETWEEN = COPIES | {"Mul", "AddV2"}
-"""What may stand between numbers and their end."""
+"""Ops that may be between indices and the look-up."""
 ENDS = {"Gather": 1, "GatherV2": 1, "GatherNd": 1, "UnsortedSegmentSum": 1, "ScatterNd": 0}
-"""What looks up by numbers, and which operand these are."""
+"""Ops that look up by indices, and the position of the operand with the indices."""
 ADDS_UP = frozenset(("UnsortedSegmentSum", "ScatterNd"))
 EXAMPLES = (1, (BLOCK,))
 
 
 def kind_of(node: Node) -> str:
-    """Return of what kind a node is that a pass has marked; nothing where none has."""
+    """Return the kind of a marked node; "" for a node that is not marked."""
     return bytes(node.attr(MARK, b"")).decode().partition(": ")[0]
 
 
 def why_in_block(node: Node) -> str:
-    """Return why a node stays in its block; nothing where it does not."""
+    """Return why a node stays in its block; "" where it does not."""
     return bytes(node.attr(MARK, b"")).decode().partition(": ")[2] if kind_of(node) == "in block" else ""
 
 
 def judge_local_indices(node: Node, claims: Claims) -> str | None:
-    """Return what is wrong with the claims of a marked node."""
+    """Return the problem with the claims of a node with local indices."""
     seen = see(node, claims)
     (made,) = seen.results
     if not any(claim.differs for claim in seen.operands):
@@ -78,7 +78,7 @@ def _kept(seen: Seen) -> str | None:
 
 
 def _stray(numbers: Node, between: Collection[str]) -> str | None:
-    """Return who reads numbers of rows of a block and makes something else of them."""
+    """Return the problem with a reader of indices that is no part of the look-up."""
     pending, reached = [numbers], {numbers}
     while pending:
         for use in pending.pop().output().uses:
@@ -117,7 +117,7 @@ def _end(seen: Seen) -> str | None:
 
 
 def _kept_of(seen: Seen, mask: Node, claims: Claims) -> str | None:
-    """Check that a mask has as many rows as the block that is looked up, or made."""
+    """Return the problem with a mask that has not as many rows as the block that is read or made."""
     counted = seen.value(2) if seen.node.op in ADDS_UP else seen.operands[0].shape
     rows = (see(mask, claims).operands[0].shape or (None,))[0]
     if not is_local(rows) or not counted or counted[0] != rows:
@@ -126,7 +126,7 @@ def _kept_of(seen: Seen, mask: Node, claims: Claims) -> str | None:
 
 
 def _positions(seen: Seen, claims: Claims) -> str | None:
-    """Check that the numbers are checked positions, and as many rows behind each other as an example has."""
+    """Return the problem with indices that are not checked positions plus the first row of each example."""
     total = _origin(seen.node.inputs[ENDS[seen.node.op]])
     if total.node.op != "AddV2":
         return f"'{total.node.name}' does not add positions to where examples begin"
@@ -148,7 +148,7 @@ def _origin(value: Value) -> Value:
 
 
 def _is_checked(sum_: Value, stride: Value) -> bool:
-    """Return whether the run fails where a position is below 0, or not below the rows of an example."""
+    """Return whether a run fails if a position is not within the rows of an example."""
     if sum_.node.op != "AddV2":
         return False
     positions, nothing = sum_.node.inputs
@@ -169,7 +169,7 @@ def _is_constant(value: Value, content: float) -> bool:
 
 
 def judge_blockwise(seen: Seen) -> str | None:
-    """Return what is wrong with a link of a look-up."""
+    """Return the problem with the claims of a node of a blockwise look-up."""
     node = seen.node
     if node.op not in READERS | {"Where"}:
         return f"{node.op} is no part of a look-up"
@@ -188,7 +188,7 @@ def judge_blockwise(seen: Seen) -> str | None:
 
 
 def _stray_place(node: Node) -> Node | None:
-    """Return a reader of places in a block that makes something else of them than a look-up."""
+    """Return a reader of positions in a block that is no part of a look-up."""
     for use in node.output().uses:
         if use.node.op not in READERS or (use.node.op == "GatherNd" and use.index != 1):
             return use.node

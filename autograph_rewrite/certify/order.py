@@ -1,10 +1,10 @@
-"""Happens-before of variable accesses: every ordered pair of the original is ordered alike in the rewritten graph.
+"""Checks the order of variable accesses: every ordered pair of the original is ordered alike in the rewritten graph.
 
     original     assign_sub(w) ──^──► ResourceApply(w)
     shards       assign_sub(w/part_k) ──► ResourceApply(w/part_k)      for every k
 
-For each variable, each pair of accesses of which one writes keeps its order. No read comes behind a write that it was
-not behind, no write is lost or repeated, and what a target or an output brings about, it brings about still.
+For each variable, each pair of accesses of which one writes keeps its order. No read waits for a write that it did not
+wait for, no write is lost or repeated, and targets and outputs keep their effects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXITS = frozenset(("Exit", "RefExit"))
 BACK_EDGES = frozenset(("NextIteration", "RefNextIteration"))
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 _OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary|^Print")
-"""Files, input, Python code or a console: those of the process whose program runs."""
+"""Ops that use files, input, Python code or the console of the process whose program runs."""
 _WRITES = re.compile(
     r"Assign(Add|Sub|)VariableOp|Resource(Sparse)?Apply\w+|ResourceCountUpTo"
     r"|ResourceScatter\w+|ResourceStridedSliceAssign"
@@ -39,12 +39,12 @@ _WRITES = re.compile(
     r"|Proximal\w+|RMSProp)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|CountUpTo|StridedSliceAssign"
 )
 _SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "ZerosLike", "OnesLike"))
-"""Ops that ask nothing of a value but how large it is."""
+"""Ops that read only the size of a value."""
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
 
 def writes_variable(op: str) -> bool:
-    """Return whether an op changes a variable, a legacy reference variable included."""
+    """Return whether an op changes a variable, including a legacy reference variable."""
     return _WRITES.fullmatch(op) is not None
 
 
@@ -54,7 +54,7 @@ class Accesses:
 
     Attributes:
         of: by variable, the nodes that access it.
-        before: bits of the accesses that run before each node.
+        before: bit masks of the accesses that run before each node.
         bit: of each access.
         order: all nodes, producers first.
     """
@@ -65,12 +65,12 @@ class Accesses:
     order: list[Node]
 
     def is_before(self, first: Node, second: Node) -> bool:
-        """Return whether one access certainly comes before another."""
+        """Return whether one access certainly runs before another."""
         return bool(self.before[second] & self.bit[first])
 
 
 def accesses_of(graph: Graph) -> Accesses:
-    """Find all accesses of a graph, and what comes before what."""
+    """Find all accesses of a graph, and their order."""
     order = topological_order(graph)
     of: dict[str, list[Node]] = {}
     for node in order:
@@ -84,9 +84,9 @@ def accesses_of(graph: Graph) -> Accesses:
 
 
 def _before(order: list[Node], bit: Mapping[Node, int]) -> dict[Node, int]:
-    """Return the bits of what runs before each node.
+    """Return the bit mask of the accesses that run before each node.
 
-    Behind a loop of which an iteration begins when the one before it has ended, everything in it has run.
+    If iterations of a loop do not overlap, all accesses in it have run once the loop is left.
     """
     frames = frames_of(order)
     alone: dict[Frame, bool] = {}
@@ -119,7 +119,7 @@ def accessed(node: Node) -> list[Node]:
 
 
 def origin(node: Node, known: Mapping[str, Node]) -> str:
-    """Return the name of the original access that a node stands for; its own name if it is original."""
+    """Return the name of the original access of a node: the node's name if it is original, "" where there is none."""
     seen = set()
     name = node.name
     current: Node | None = node
@@ -144,12 +144,12 @@ def check_order(
     """Check the accesses to every variable, or to every shard of it.
 
     Args:
-        shards: the handles of the rewritten graph that are looked at.
-        names: by access of the rewritten graph, the original access.
-        reads_are_ordered: whether reads already wait where they come before writes; else a later pass sees to it.
+        shards: the handles of the rewritten graph to check.
+        names: the original access of each access of the rewritten graph.
+        reads_are_ordered: whether writes already wait for earlier reads; otherwise a later pass adds these edges.
 
     Raises:
-        VerifyError: an order is lost or turned round; the message says of which accesses.
+        VerifyError: an order is lost or reversed; the message names the accesses.
     """
     originals = {node.name: node for node in original.bit}
     for handle, nodes in rewritten.of.items():
@@ -188,14 +188,14 @@ def _check_pair(
 
 
 def effects_before(roots: Iterable[Node]) -> set[Node]:
-    """Return the nodes with effects that run when roots run."""
+    """Return the nodes with effects that a run of the roots runs."""
     return {node for node in ancestors(roots) if has_effect(node)}
 
 
 def effects_needed(roots: Iterable[Node]) -> tuple[set[Node], set[Node]]:
-    """Return those of them that have to run still, and those of which the roots ask the size of a result only.
+    """Return the nodes of `effects_before` that must still run, and those that the roots need only for a size.
 
-    A draw of random numbers of which only the size is asked need not run at all.
+    A random draw that is needed only for its size need not run at all.
     """
     asked, pending = set(roots), list(roots)
     while pending:
@@ -214,7 +214,7 @@ def _only_draws(node: Node) -> bool:
 
 
 def has_effect(node: Node) -> bool:
-    """Return whether running a node changes something that stays."""
+    """Return whether running a node changes state that outlives the run."""
     if writes_variable(node.op):
         return True
     op = find_op(node.op)
@@ -230,11 +230,11 @@ SETUP = ("Collective", "ResourceAccumulator", "ConditionalAccumulator", "TensorA
 # -- how often nodes run
 
 OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
-"""What each replica has of its own, and no other sees; and what only looks at its values."""
+"""Prefixes of stateful ops that every replica may run: on its containers, or only checking its values."""
 
 
 def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
-    """Check that what has an effect runs as often as the original's, and what differs runs on each replica.
+    """Check that nodes with effects run as often as in the original, and nodes with differing values on each replica.
 
     Raises:
         VerifyError: one does not.
@@ -265,11 +265,7 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
 
 
 def _check_writes(node: Node) -> None:
-    """Check that a write runs as often as there are copies of what it writes.
-
-    Raises:
-        VerifyError: it does not.
-    """
+    """Check that a write runs once for each copy of the variable."""
     for handle in variable_ops.written(node):
         if handle.span != node.span:
             copies = "one copy" if handle.span == ONCE else "a copy on each"

@@ -1,10 +1,10 @@
-"""Judge a node by running it on samples: on the whole, and on what each of two replicas holds if its claims are true.
+"""Judges a node by running it on samples: on whole values, and on the data of each of two replicas under its claims.
 
     x: split(0), [b, 4]     Reshape(x, [-1, 2])      whole 3 x 4 ──► 6 x 2
     claimed split(0)                                 blocks of 2 and 1 rows ──► the first 4 rows, the other 2
 
-A size that nobody knows is drawn anew in each trial, also as one of the numbers that stand in the claims, until the
-kernel can run. Integers that count examples are judged in the same way, with numbers in the place of symbols.
+Each trial draws new numbers for unknown sizes, among them numbers that occur in the claims, until the kernel can run.
+Integers that count examples are judged in the same way, with numbers instead of symbols.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from autograph_rewrite.ir.types.opdefs import get_op
 INSTANCES = (0, 1)
 BATCHES = (3, 5, 4)
 TRIALS, ENOUGH = 40, 6
-"""How many samples are tried, and how many have to fit."""
+"""How many samples are tried at most, and after how many fitting ones the trials end."""
 PRIMES = (2, 3, 5, 7, 11, 13)
 SIZES = frozenset(("shape", "dims", "size", "num_segments", "multiples", "element_shape"))
-"""Operands that say how much there is of something; other integers next to the data say where."""
+"""Operands that are sizes; other integer operands apart from the data are positions."""
 DATA = frozenset(("T", "Tparams", "dtype"))
 LARGE = 32
 LIMITS = 1e30
-"""Beyond this stand the limits of a type, from which folds of nothing begin."""
+"""Larger numbers are limits of a type: the results of reductions without elements."""
 
 
 class Trial(Sample):
     """Data for one node.
 
     Args:
-        number: of the trial; each draws other sizes.
+        number: of the trial; each trial draws other sizes.
     """
 
     def __init__(self, seen: Seen, number: int) -> None:
@@ -59,11 +59,11 @@ class Trial(Sample):
         self._rank = max([claim.dim + 1 for claim in seen.operands] + [1 + number % 3])
         batch = seen.batch if seen.batch is not None else BATCHES[number % 3]
         super().__init__(Claims(values, {}, {}, len(INSTANCES)), types, {}, batch, {})
-        if number % 2:  # a block of one row, which some ops treat as what stretches
+        if number % 2:  # a block of one row, which some ops broadcast
             self.examples = [np.arange(batch - 1), np.arange(batch - 1, batch)]
 
     def free(self, key: str) -> int:
-        """Return a size of which nothing is known."""
+        """Return a number for a size that is unknown."""
         if self._number == 0:
             return PRIMES[zlib.crc32(key.encode()) % len(PRIMES)]
         if self._number == 1:
@@ -81,7 +81,7 @@ class Trial(Sample):
         return drawn
 
     def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
-        """Return small numbers, and truth values of which folds are not all alike."""
+        """Return small numbers, and booleans whose reductions differ."""
         if dtype == dtypes.BOOL:
             return draw(key, shape, dtypes.INT32) % 10 < (5, 9, 1)[self._number % 3]
         drawn = draw(key, shape, dtype)
@@ -89,7 +89,7 @@ class Trial(Sample):
 
 
 def _with_shape(claim: Claim) -> Claim:
-    """Return a claim of which the shape is known if the contents are."""
+    """Return a claim with a shape if its contents are known: without one, they are a vector."""
     is_known = claim.shape is not None and all(isinstance(dim, int) for dim in claim.shape)
     if claim.value is None or (is_known and len(claim.value) == prod(claim.shape or ())):
         return claim
@@ -97,7 +97,7 @@ def _with_shape(claim: Claim) -> Claim:
 
 
 def _places(seen: Seen) -> list[str]:
-    """Return for each operand whether it says where something is, or how much there is; nothing of data."""
+    """Return for each operand "where" for positions, "size" for sizes, "" for data."""
     arguments = [(arg, bool(arg.number_attr or arg.type_list_attr)) for arg in get_op(seen.node.op).inputs]
     several = sum(many for _, many in arguments)
     each = (len(seen.operands) - len(arguments) + several) // several if several else 0
@@ -109,14 +109,14 @@ def _places(seen: Seen) -> list[str]:
 
 
 class MisfitError(Exception):
-    """No sample could be computed with, or none had the sizes that are claimed; the message says why."""
+    """The kernel ran on no sample, or no result had the claimed sizes; the message says why."""
 
 
 def judge_by_running(seen: Seen) -> str | None:
-    """Return what is wrong with the claims of a node.
+    """Return the problem with the claims of a node.
 
     Raises:
-        TooLargeError: its values are too large to be drawn, and smaller ones do not fit.
+        TooLargeError: its values are too large to be drawn, and smaller sizes do not fit.
     """
     with np.errstate(all="ignore"):
         try:
@@ -131,7 +131,7 @@ def judge_by_running(seen: Seen) -> str | None:
 
 
 def _judge(seen: Seen) -> str | None:
-    of_blocks = any(claim.value is None for claim in seen.results)  # else it makes numbers that count a block
+    of_blocks = any(claim.value is None for claim in seen.results)  # else the results are sizes of a block
     fitting, problem = 0, ""
     for number in range(TRIALS):
         trial = Trial(seen, number)
@@ -163,7 +163,7 @@ def _run(seen: Seen, trial: Trial, instance: int | None) -> list[Array]:
 
 
 def _misfit(seen: Seen, whole: Sequence[Array]) -> str | None:
-    """Return which result of a sample has not the size that is claimed; perhaps because of numbers that were drawn."""
+    """Return the result of a sample that has not the claimed size, which may be due to the drawn numbers."""
     for index, (claim, made) in enumerate(zip(seen.results, whole, strict=True)):
         for at, dim in enumerate(claim.shape or ()):
             is_cut = claim.kind == "split" and claim.dim == at
@@ -181,7 +181,7 @@ def _fits(seen: Seen, trial: Trial) -> bool:
 
 
 def _wrong(seen: Seen, trial: Trial, index: int, whole: Array, own: Sequence[Array]) -> str | None:
-    """Return how a result is not what is claimed of it."""
+    """Return the part of a result's claim that is wrong."""
     claim = seen.results[index]
     for instance, mine in enumerate(own):
         if claim.shape is not None:
@@ -217,7 +217,7 @@ def _holds(claim: Claim, trial: Trial, whole: Array, own: Sequence[Array]) -> bo
 
 
 def _alike(one: Array, other: Array) -> bool:
-    """Return whether two results are the same but for rounding."""
+    """Return whether two results are equal up to rounding."""
     if one.shape != other.shape:
         return False
     if one.dtype.kind not in "fc":
@@ -228,7 +228,7 @@ def _alike(one: Array, other: Array) -> bool:
 
 
 def _shrunk(seen: Seen, smaller: Callable[[Sequence[int]], dict[int, int]]) -> Seen:
-    """Return a node with smaller sizes in the place of large ones."""
+    """Return a node with smaller sizes instead of large ones."""
     every = (*seen.operands, *seen.results)
     sizes = {abs(n[0] if isinstance(n, tuple) else n or 0) for c in every for n in (*(c.shape or ()), *(c.value or ()))}
     new = smaller(sorted(sizes - {0}))
@@ -245,10 +245,10 @@ def _shrunk(seen: Seen, smaller: Callable[[Sequence[int]], dict[int, int]]) -> S
 
 
 def by_rank(sizes: Sequence[int]) -> dict[int, int]:
-    """Keep which of the sizes is the larger one."""
+    """Return smaller sizes in the same order."""
     return {size: min(size, 8 + rank) for rank, size in enumerate(sizes)}
 
 
 def odd_part(sizes: Sequence[int]) -> dict[int, int]:
-    """Keep which sizes are products of others."""
+    """Return smaller sizes that are products of each other where the sizes are: their odd parts."""
     return {size: size // (size & -size) for size in sizes}

@@ -1,9 +1,9 @@
-"""Sample data: for each value a random global tensor, and what each instance holds of it if the claim is true.
+"""Draws sample data: for each value a random global tensor, and the data that each instance holds under its claim.
 
     %dw: partial(sum), [3, 4]     whole = own(0) + own(1)            exactly: all numbers are integers
     %x:  split(0), [b, 4]         own(r) = rows of block r of whole
 
-A whole number is drawn for each element, of as many bits as its type holds, so that sums are exact and a lost,
+Each element is a whole number, with as many bits as the sums in its type allow, so that sums are exact and a lost,
 doubled, averaged or narrowed contribution shows.
 """
 
@@ -24,17 +24,17 @@ from autograph_rewrite.ir.types import dtypes
 Array = np.ndarray[Any, Any]
 BITS = {dtypes.DOUBLE: 40, dtypes.FLOAT: 18, dtypes.HALF: 7, dtypes.BFLOAT16: 5}
 LARGEST = 300_000
-"""Elements of a value of which data is made."""
+"""Most elements of a value for which data is drawn."""
 COMBINE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 COMBINE |= {"all": np.logical_and, "any": np.logical_or}
 
 
 class TooLargeError(UnknownError):
-    """A value has too many elements for data to be made of it."""
+    """A value has too many elements to draw data for it."""
 
 
 class Token:
-    """A value without elements, such as a handle or a list; equal to itself only."""
+    """A value without elements, such as a handle or a list; equal only to itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,9 +48,9 @@ class Sample:
 
     Args:
         types: element types by value name.
-        same: by value name, the value that it is only another name of.
-        lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
-        of_replicas: values of which there is one on each replica, for all of its micro-batches.
+        same: by value name, the value that it is a copy of.
+        lengths: by symbol of a size that must count the batch, the rows of each example.
+        of_replicas: values that all micro-batches of a replica share.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Sample:
         """Return a size on one instance, or over the whole batch.
 
         Args:
-            instance: on which one; None: of the global batch.
-            near: names the dimension where nothing is known of it.
+            instance: None for the size over the global batch.
+            near: a name for a dimension whose size is unknown.
         """
         if isinstance(dim, int):
             return dim
@@ -109,7 +109,7 @@ class Sample:
         return draw(key, shape, dtype)
 
     def free(self, key: str) -> int:
-        """Return a size of which nothing is known."""
+        """Return a number for a size that is unknown."""
         return 2 + zlib.crc32(key.encode()) % 3
 
     def whole(self, name: str) -> Any:
@@ -123,11 +123,7 @@ class Sample:
         return self._whole[name]
 
     def own(self, name: str, instance: int) -> Any:
-        """Return what one instance holds.
-
-        Raises:
-            TooLargeError: it has too many elements.
-        """
+        """Return the data of one instance; it raises like `whole`."""
         key = (name, instance)
         if key not in self._own:
             self._own[key] = self._make_own(name, instance)
@@ -154,7 +150,7 @@ class Sample:
         return np.array(entries, dtypes.numpy_dtype(dtype)).reshape(shape)
 
     def has_rows_of_its_own(self, claim: Claim) -> bool:
-        """Return whether the rows of a block do not follow from the number of its examples."""
+        """Return whether the rows of a block do not depend on the number of its examples."""
         dim = claim.shape[claim.dim] if claim.shape is not None and claim.dim < len(claim.shape) else None
         return not isinstance(dim, tuple) or not ("b" in dim[1] or any(map(segment_rows, dim[1])))
 
@@ -184,11 +180,7 @@ class Sample:
         return self.whole(name)
 
     def block(self, whole: Any, claim: Claim, instance: int, name: str) -> Any:
-        """Return the rows of a whole value that an instance has.
-
-        Args:
-            name: of the value, for sizes of which nothing is known.
-        """
+        """Return the rows of a whole value that an instance has."""
         if self.has_rows_of_its_own(claim):
             dim = claim.shape[claim.dim] if claim.shape is not None else None
             sizes = [
@@ -212,7 +204,7 @@ class Sample:
         """Return the rows of a whole value that belong to the examples of an instance.
 
         Args:
-            segments: how many each example has in each part of the whole, instead.
+            segments: rows of each example in each part of the whole, instead of `unit`.
         """
         which, before = [], 0
         for rows in segments or (unit,):
@@ -223,7 +215,7 @@ class Sample:
     def _contribution(self, name: str, claim: Claim, instance: int) -> Any:
         whole, key = self.whole(name), self._same.get(name, name)
         shape, dtype = np.shape(whole), self._types[name]
-        if claim.op not in COMBINE:  # each has its own, and nobody combines them
+        if claim.op not in COMBINE:  # a varying value
             return self._drawn(f"{key}/own/{instance}", shape, dtype)
         if claim.op == "sum":
             if not instance:
@@ -242,7 +234,7 @@ class Sample:
 
 
 def draw(key: str, shape: tuple[int, ...], dtype: int) -> Any:
-    """Return whole numbers that depend on the key only, the seed."""
+    """Return whole numbers, drawn with the key as seed."""
     rng = np.random.default_rng(zlib.crc32(key.encode()))
     if dtype == dtypes.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
@@ -256,7 +248,7 @@ def draw(key: str, shape: tuple[int, ...], dtype: int) -> Any:
 
 
 def _examples(batch: int, claims: Claims) -> list[Array]:
-    """Return the numbers of the examples of each instance: contiguous blocks, of which the first ones are longer."""
+    """Return the example numbers of each instance: contiguous blocks, the first ones longer, or interleaved parts."""
     size, extra = divmod(batch, claims.instances)
     limits = [r * size + min(r, extra) for r in range(claims.instances + 1)]
     if not claims.interleaved:

@@ -1,4 +1,4 @@
-"""The claims that a node is checked against: of its operands after their reshards, and of its results."""
+"""Collects the claims that a node is checked against: those of its operands after reshards, and of its results."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ def is_local(dim: Dim) -> bool:
 
 
 def is_own(dim: Dim) -> bool:
-    """Return whether a size is a name that one value got because nothing was known of it."""
+    """Return whether a size is a placeholder symbol that was made for one value."""
     return isinstance(dim, tuple) and any("#" in factor for factor in dim[1])
 
 
 def is_named_after(dim: Dim, node: Node, index: int) -> bool:
-    """Return whether a size is only a name for a dimension of this very result, so that it says nothing."""
+    """Return whether a size is a symbol made for a dimension of this result, so that it claims nothing."""
     own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
     return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
 
 
 def is_open(dim: Dim) -> bool:
-    """Return whether a size depends on a dimension that nobody states."""
+    """Return whether a size depends on an open dimension."""
     return isinstance(dim, tuple) and any(factor.startswith(OPEN) for factor in dim[1])
 
 
 def line_up(one: Dim, other: Dim, example: str = BLOCK) -> bool:
-    """Return whether blocks of two sizes have the same rows wherever the whole values have equally many.
+    """Return whether blocks of two sizes have equally many rows whenever the whole values do.
 
-    Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T` that may be a single row.
+    Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T`, one may be a single row.
 
     Args:
-        example: what counts the examples: `BATCH` in the sizes of whole values.
+        example: the symbol that counts examples: `BATCH` in sizes of whole values.
     """
     if one is None or other is None:
         return False
@@ -72,7 +72,7 @@ def _per_example(dim: Dim, example: str) -> Dim:
 
 
 def whole(dim: Dim, batch: int | None) -> Dim:
-    """Return the size over the whole batch of a size of a block."""
+    """Return the size over the whole batch for the size of a block."""
     if not is_local(dim):
         return dim
     coefficient, factors = dim
@@ -88,7 +88,7 @@ def whole(dim: Dim, batch: int | None) -> Dim:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """Return the product of sizes as a size; None where one is not known."""
+    """Return the product of sizes; None where a size is not known."""
     coefficient, factors = 1, list[str]()
     for dim in dims:
         if dim is None:
@@ -104,11 +104,11 @@ class Seen:
     """One node with its claims.
 
     Attributes:
-        node: of which op, attributes and element types are looked at.
-        operands: claims of what it reads, as it reads it.
-        inexact: what the configuration lets differ from one device.
-        guessed: operands and dimensions cut into blocks of a whole that may have other rows, or a single one.
-        stated: what the user says of the op, where it is one of his own.
+        node: only its op, attributes and element types are used.
+        operands: claims of the operands, after reshards.
+        inexact: the differences from one device that the configuration allows.
+        guessed: (operand, dimension) pairs that are sliced although the whole may have other rows, or a single one.
+        stated: the user's description of a custom op.
     """
 
     node: Node
@@ -120,7 +120,7 @@ class Seen:
     stated: Stated | None = None
 
     def stretches(self, index: int, dim: int) -> bool:
-        """Return whether a dimension of an operand has one row, or may have, for all that the other operands have."""
+        """Return whether a dimension of an operand has one row, or may have, that stretches to other operands."""
         return (self.operands[index].shape or ())[dim] == 1 or (index, dim) in self.guessed
 
     def rank(self, index: int) -> int | None:
@@ -138,7 +138,7 @@ class Seen:
         return value if value is not None and all(isinstance(entry, int) for entry in value) else None
 
     def axis(self, index: int, rank: int) -> int | None:
-        """Return the dimension that an operand names, counted from the front."""
+        """Return the non-negative dimension that an operand names, in a tensor of a rank."""
         value = self.ints(index)
         return value[0] % rank if value is not None and len(value) == 1 and -rank <= value[0] < rank else None
 
@@ -147,7 +147,7 @@ class Seen:
         return self.node.attr(key, default)
 
     def reading_whole(self) -> Seen:
-        """Return the node as it is if it reads the whole of each operand."""
+        """Return the node with each operand read whole."""
         return replace(self, operands=tuple(as_read(claim, WHOLE, self.batch) for claim in self.operands))
 
     def is_inexact(self, index: int) -> bool:
@@ -156,11 +156,7 @@ class Seen:
 
 
 def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
-    """Return the claim of a value as a node reads it.
-
-    Args:
-        batch: examples of the global batch, where it is static.
-    """
+    """Return the claim of a value as a node reads it."""
     if read == OWN:
         return claim
     if read.kind == "entry":
@@ -179,7 +175,7 @@ def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
 
 
 def _block(read: Read) -> Dim:
-    """Return the size of a block that is read."""
+    """Return the size of the block that a read takes."""
     if read.shards:
         return read.unit, (f"{SHARDS}{','.join(map(str, read.shards))}",)
     if not read.segments:
@@ -195,7 +191,7 @@ def see(node: Node, claims: Claims) -> Seen:
     operands, guessed = [], set()
     for index, value in enumerate(node.inputs):
         source, read = values[value.name], claims.reads.get((node.name, index), OWN)
-        if value.node.name in claims.carriers:  # it has converted what it hands on
+        if value.node.name in claims.carriers:  # the carrier has already converted the value
             first = value.node
             source, read = values[first.inputs[0].name], claims.reads.get((first.name, 0), OWN)
         operands.append(as_read(source, read, claims.batch))
@@ -209,7 +205,7 @@ def see(node: Node, claims: Claims) -> Seen:
 
 
 def _has_rows(claim: Claim, read: Read, batch: int | None) -> bool:
-    """Return whether a value is known to have the rows of all the blocks into which it is cut."""
+    """Return whether a value is known to have the rows of all the blocks that it is sliced into."""
     size = claim.shape[read.dim] if claim.shape is not None else None
     return size is not None and whole(size, batch) == whole(_block(read), batch)
 

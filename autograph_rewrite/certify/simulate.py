@@ -1,21 +1,21 @@
-"""Compute what each node of the folded graph reads, and compare it with the claimed placement of that operand.
+"""Computes what each node of the folded graph reads, and compares it with the claimed placement of that operand.
 
     %dw (original, each) ──► AddN(all) ──► ResourceApplyAdam
     own(0), own(1)           their sum      has to read: whole(%dw)
 
-Original nodes are not computed: what they give is sample data of the value that they give, which is right if what they
-read is right. Everything else is computed (`kernels`), whatever it is called and whoever made it.
+Original nodes are not computed: their results are sample data, which are right if their operands are right. All other
+nodes are computed (`kernels`), whatever their names and the pass that made them.
 
-Loops that a rewrite has made are run, per replica and iteration.
+Loops that a rewrite made are run, per replica and iteration.
 
-    t = 0, 1, ...   Merge      takes what entered, later what NextIteration handed on
-                    Switch     hands on one way; what reads the other one does not run
+    t = 0, 1, ...   Merge      takes the value of Enter, later that of NextIteration
+                    Switch     forwards to one output; readers of the other one do not run
                     LoopCond   says whether there is another iteration
-                    Exit       gives the one thing that arrives there, when the loop ends
+                    Exit       gives the only value that arrives there, when the loop ends
 
-An original node in it is not computed. Its k-th run on a replica stands for the k-th micro-batch there, whatever the
-number of the iteration: in a pipeline a stage begins late. That is a name and no assumption: the run has to read what
-this micro-batch reads, there has to be one for each, and what becomes of its values is compared like everything else.
+An original node in such a loop is not computed. Its k-th run on a replica stands for the k-th micro-batch there,
+whatever the number of the iteration: in a pipeline a stage begins late. This assumes nothing: the run must read what
+this micro-batch reads, each micro-batch must have a run, and all uses of its values are compared like any other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SAID = {
 RESTATED = frozenset(
     ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
 )
-"""Attributes that may differ between instances of one node; what they mean is checked elsewhere."""
+"""Attributes that may differ between instances of one node; other checks compare their meaning."""
 
 
 class Simulation:
@@ -70,7 +70,7 @@ class Simulation:
     Args:
         order: the nodes, producers first.
         looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
-        device: which of the devices of each replica is simulated, where they run one program.
+        device: the number of the simulated device of each replica, where its devices run one program.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Simulation:
     ) -> None:
         self._baseline, self._sample, self._order = baseline, sample, order
         self._micro = baseline.claims.micro if looped else 1
-        self._copies = sample.instances // self._micro  # of each EACH node
+        self._copies = sample.instances // self._micro  # instances of an EACH node
         parts = 1 if looped else baseline.claims.micro
         self._mesh = Mesh.of(self._copies // parts, parts)
         claims = baseline.claims
         self._all = Mesh.of(self._copies // parts, parts, model=claims.model, divided=claims.divided)
         self._device = device
         self._held: dict[Value, Any] = {}
-        self._loops: dict[Node, Loop] = {}  # by original node in it
+        self._loops: dict[Node, Loop] = {}  # the loop of each original node in one
         self.matches = {node: baseline.match(node) for node in order}
         self._of_all: set[Node] = set()  # copies that run once, for all micro-batches
         for node in order if looped else ():
@@ -95,10 +95,10 @@ class Simulation:
         self.not_covered: dict[str, None] = {}
 
     def run(self) -> None:
-        """Compute what is not original; then compare what original nodes read.
+        """Compute the nodes that are not original; then compare the operands of original nodes.
 
         Raises:
-            VerifyError: something is wrong.
+            VerifyError: an operand is wrong.
         """
         for part, is_loop in parts_of(self._order, self.matches):
             if is_loop:
@@ -108,7 +108,7 @@ class Simulation:
         anchored = {value.node for node in self._order[:1] for value in node.graph.anchors.values()}
         for node in self._order:
             found = self.matches[node]
-            # Of each: these state the number of one device. What nobody reads, a constant has taken the place of.
+            # Marks of kind `of each` state the number of one device. A node without readers was replaced by a constant.
             if found is not None and kind_of(found) != "of each" and (node in anchored or not _is_dead(node)):
                 self._compare(node, found)
 
@@ -118,7 +118,7 @@ class Simulation:
             if found is not None:
                 self._held |= {value: self.leaf(node, value.index) for value in node.read_outputs}
                 self._check_runs(node)
-            elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
+            elif not any(value in self._held for value in node.read_outputs):  # else a loop has computed it
                 made = self._guarded(node, partial(self._results, node))
                 self._held |= {node.output(index): data for index, data in enumerate(made)}
 
@@ -139,10 +139,10 @@ class Simulation:
         self._loops |= dict.fromkeys(loop.read, loop)
 
     def leaf(self, node: Node, index: int, instance: int | None = None) -> Leaf:
-        """Return what an original node gives.
+        """Return the sample data of an output of an original node.
 
         Args:
-            instance: on which replica, or for which micro-batch of a replica; None: on each.
+            instance: of a replica, or of a micro-batch of one; None: of each.
         """
         found, claims = self.matches[node], self._baseline.claims
         assert found is not None
@@ -162,18 +162,14 @@ class Simulation:
             if value is None:
                 raise VerifyError(f"the output '{name}' is gone")
             if value.node.span != ONCE or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
-                continue  # behind the pass that merges them, they run once
+                continue  # the pass that merges outputs has not run yet
             held = self._held.get(value)
             self._same_data(value.node, f"the output '{name}'", held, name, WHOLE)
 
-    # -- what is not original
+    # -- nodes that are not original
 
     def _guarded(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Compute what a node gives, or why nothing here can tell.
-
-        Raises:
-            VerifyError: that cannot be done with what it reads.
-        """
+        """Return the results of `compute`, or its UnknownError for each output; other errors become VerifyErrors."""
         try:
             return compute()
         except UnknownError as error:
@@ -184,7 +180,7 @@ class Simulation:
             ) from error
 
     def _results(self, node: Node) -> Sequence[Any]:
-        """Return for each output the data, a list for EACH nodes."""
+        """Return the data of each output; for an EACH node, a list by instance."""
         if is_exchange(node, self._all):
             raise UnknownError("what the devices of a replica exchange")
         if node.op in COLLECTIVES:
@@ -198,10 +194,10 @@ class Simulation:
         return [list(each) for each in zip(*per_instance, strict=True)]
 
     def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
-        """Return what a node of a loop that is not original makes of what is held of its operands.
+        """Return the results of a node in a loop that is not original.
 
         Raises:
-            VerifyError: it cannot compute with that.
+            VerifyError: it cannot compute with its operands.
         """
         return self._guarded(node, lambda: self._of_instance(node, copy, items))
 
@@ -227,25 +223,23 @@ class Simulation:
         return found
 
     def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> list[int]:
-        """Return which instances of a value an instance of a node reads."""
         return self._mesh.read(node.span, instance, value.node.span, select)
 
     def _at(self, value: Value, instance: int) -> Any:
-        """Return the data that an instance of a value holds; a list as it is."""
         return self.data(self.item(value, instance), instance)
 
     def item(self, value: Value, copy: int) -> Any:
-        """Return what one of the instances of a value holds."""
+        """Return what is held for one instance of a value."""
         held = self._held.get(value)
         if held is None:
             return UnknownError(f"'{value.name}' of a loop that the rewrite made")
         return held[copy] if isinstance(held, list) else held
 
     def data(self, item: Any, instance: int) -> Any:
-        """Make data of what an instance holds.
+        """Return the data of a held item.
 
         Raises:
-            UnknownError: nothing here can tell, or it has too many elements.
+            UnknownError: the value is unknown, or has too many elements.
         """
         if isinstance(item, UnknownError):
             raise UnknownError(*item.args)
@@ -290,7 +284,7 @@ class Simulation:
             self._same_data(node, what, held, wanted.name, read)
 
     def _read(self, node: Node, index: int) -> Any:
-        """Return what an original node holds of an operand; in a loop of the rewrite, a list by instance."""
+        """Return what is held of an operand of an original node; in a loop of the rewrite, a list by instance."""
         if loop := self._loops.get(node):
             return [items[index] for items in loop.read[node]]
         value, select = node.inputs[index], node.selects.get(index)
@@ -300,7 +294,7 @@ class Simulation:
         return [held[self._taken(node, i, value, select)[0]] for i in range(self._mesh.count(node.span))]
 
     def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
-        """Return the original value that may be read as it is."""
+        """Return the leaf that satisfies a read without comparing data; None where data has to be compared."""
         claim = self._baseline.claims.values.get(wanted.name)
         differs = claim is not None and claim.differs
         if read == OWN:
@@ -317,11 +311,11 @@ class Simulation:
         )
 
     def _instances_of(self, node: Node) -> range:
-        """Return the numbers of the instances that a node has, of those that run for each micro-batch."""
+        """Return, for each instance of a node, the number of the first EACH instance that it covers."""
         return range(0, self._copies, self._copies // self._mesh.count(node.span))
 
     def _check_lowered(self, node: Node, reshard: Node) -> None:
-        """Check what the devices of a replica make of a value that they convert."""
+        """Check the lowered ops of a reshard among the devices of a replica."""
         name = reshard.inputs[0].name
         try:
             read = self._baseline.claims.reads.get((reshard.name, 0), OWN)
@@ -339,7 +333,7 @@ class Simulation:
             if key.startswith("_") or node.attrs.get(key) == found.attrs.get(key) or key in RESTATED:
                 continue
             if key == "use_locking" and node.attr(key):
-                continue  # which asynchronous workers need, and changes no value
+                continue  # asynchronous workers need it, and it changes no value
             if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and may_differ:
                 continue
             if key == "shape" and self._is_of_shards(node, found):
@@ -386,7 +380,7 @@ class Simulation:
             )
 
     def _index(self, name: str, instance: int) -> int:
-        """Return the number of the instance of a value that an instance of what runs for each micro-batch reads."""
+        """Return which instance of a value a micro-batch reads: all of a replica's may share one."""
         micro = self._baseline.claims.micro if name in self._baseline.of_replicas else 1
         return instance // micro
 
@@ -409,7 +403,7 @@ class Simulation:
 
 
 def _is_dead(node: Node) -> bool:
-    """Return whether no node needs one, so that the last pass leaves it out."""
+    """Return whether a pure node has no reader, so that the last pass removes it."""
     is_read = node.control_users or any(value.uses for value in node.read_outputs)
     return is_pure(node.op) and not is_read
 
@@ -427,35 +421,31 @@ def alike(left: Any, right: Any) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
 
 
-# -- loops that the rewrite has made, or that each instance has for itself
+# -- loops that the rewrite made, or that each instance runs separately
 
 
 def _is_entered_apart(node: Node, original: Node, micro: int) -> bool:
-    """Return whether each instance, or each replica, enters a loop of its own: all that enter one name it alike."""
+    """Return whether each instance, or each replica, enters a separate loop, named after the original loop."""
     names, name = node.attr("frame_name"), original.attr("frame_name")
     names = names if isinstance(names, tuple) else (names,)
     return any(names == tuple(name + b"/%d" % (i // each) for i in range(len(names))) for each in (1, micro))
 
 
 IDLE = 64
-"""So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""
+"""Most consecutive iterations without a micro-batch: a stage of a pipeline waits for earlier stages."""
 FORWARDED = frozenset(("Identity", "LoopCond", "NextIteration"))
-"""What hands on what it reads, as it is held."""
+"""Ops that forward their operand unchanged."""
 
 
 class _Dead:
-    """What a node gives that does not run."""
+    """The result of a node that does not run."""
 
 
 DEAD = _Dead()
 
 
 def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list[tuple[Sequence[Node], bool]]:
-    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite has made.
-
-    Args:
-        matches: by node, the original one.
-    """
+    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite made."""
     frames = frames_of(order)
     made = {
         frame[0]
@@ -468,11 +458,11 @@ def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list
 
 
 class Loop:
-    """One loop, which every replica runs for itself.
+    """One loop, which every replica runs separately.
 
     Attributes:
-        read: by original node, what each instance holds of each of its operands.
-        given: by value that leaves the loop, what each replica holds of it.
+        read: by original node, what is held of its operands in each run.
+        given: by value of an Exit, what is held of it on each replica.
     """
 
     def __init__(self, outside: Simulation, nodes: Sequence[Node], copies: int, micro: int) -> None:
@@ -488,15 +478,15 @@ class Loop:
         self._copy, self._goes_on = 0, False
         self._runs: dict[Node, list[Sequence[Any]]] = {}
         self._now: dict[Value, Any] = {}
-        self._before: Mapping[Value, Any] | None = None  # what the iteration before handed on
+        self._before: Mapping[Value, Any] | None = None  # the values that the previous iteration passed on
 
     def run(self) -> None:
-        """Run it on every replica.
+        """Run the loop on every replica.
 
         Raises:
-            VerifyError: it does not end, writes a variable, leaves out a micro-batch, gives two things or none, or is
-                one loop for several replicas.
-            UnknownError: it is of another kind.
+            VerifyError: it does not end, writes a variable, leaves out a micro-batch, has an Exit that gives two values
+                or none, or is one loop for several replicas.
+            UnknownError: it is of another kind, or passes a value on after the last iteration.
         """
         self._check_frames()
         for node in self.read:
@@ -524,12 +514,7 @@ class Loop:
                     raise VerifyError(f"'{node.name}' enters one loop on all replicas", node=node)
 
     def _iterate(self) -> dict[Node, Any]:
-        """Run the iterations on one replica; return what leaves the loop.
-
-        Raises:
-            VerifyError: there are always more, or something leaves it twice.
-            UnknownError: something goes on when the condition says that it is over.
-        """
+        """Run the iterations on one replica; return the values of the Exits."""
         given: dict[Node, Any] = {}
         idle = 0
         while idle <= IDLE:
@@ -575,7 +560,7 @@ class Loop:
         return self._now[value]
 
     def _results(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
-        """Return what a node gives; nothing if it does not run."""
+        """Return the results of a node; none if it does not run."""
         if node.op == "Merge" and self._outside.matches[node] is None:
             return self._merged(node, items)
         if any(item is DEAD for item in items):
@@ -611,12 +596,12 @@ class Loop:
         return [self._outside.leaf(node, index, instance) for index in outputs]
 
 
-# -- lists that the rewrite has made
+# -- lists that the rewrite made
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A list, with what is held of each element."""
+    """A list of the items that are held for its elements."""
 
     items: tuple[Any, ...] = ()
 
@@ -641,4 +626,4 @@ LISTS: Mapping[str, Callable[..., Any]] = {
     "TensorListStack": lambda made, shape, data: np.stack([data(one) for one in _list(made)]),
     "TensorListConcatV2": lambda made, *sizes, data: np.concatenate([data(one) for one in _list(made)]),
 }
-"""By op, from what is held of the operands to what is held of the result."""
+"""By op, a function from held operands to the held result."""

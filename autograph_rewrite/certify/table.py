@@ -1,8 +1,8 @@
-"""The certificate's table: the factors of each op type, as text that `patterns` reads; from TensorFlow's documentation.
+"""Lists the factors of each op type for the certificate, as text that `factors` reads; from TensorFlow's documentation.
 
-Each entry is a text, a colon, and the ops that have it. What depends on an attribute or on a rank is a function that
-returns a text. What moves elements about by numbers that it reads (slices, pieces, reshapes, gathers, folds) has no
-entry: it is run on samples (`run_blocks`). Any other op has to read and to make whole values.
+Each entry is a text, a colon, and the ops that have it. If the text depends on an attribute or on a rank, a function
+returns it. Ops that move or reduce elements by integer operands (slices, pieces, reshapes, gathers, reductions) have no
+entry: they are run on samples (`run_blocks`). All values of any other op must be whole.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ DRAWS = """
 #@,*,*,*,@->@ : StatelessRandomGammaV3
 n.,*->n. : Multinomial
 """
-"""What is drawn once for all replicas, unless the configuration lets each draw its own block."""
+"""Ops that draw once for all replicas, unless the configuration lets each replica draw its block."""
 
 
 def _ranked(seen: Seen, operand: int = 0) -> str | None:
@@ -137,7 +137,7 @@ def _shut(letters: str, *dims: int) -> str:
 
 
 def matmul(seen: Seen) -> str:
-    """Matrices, or stacks of them: rows m, columns n, and k which is summed over."""
+    """Describe matrices, or stacks of them: rows m, columns n, and k which is summed over."""
     flips = ("transpose_a", "transpose_b") if seen.node.op == "MatMul" else ("adj_x", "adj_y")
     left, right = ("km" if seen.attr(flips[0], False) else "mk"), ("nk" if seen.attr(flips[1], False) else "kn")
     stack = "" if seen.node.op == "MatMul" else "@"
@@ -145,7 +145,7 @@ def matmul(seen: Seen) -> str:
 
 
 def einsum(seen: Seen) -> str:
-    """What the equation says; a name that an operand has twice can't be cut."""
+    """Return the equation as text; a name that an operand has twice cannot be split."""
     equation = seen.attr("equation").decode().replace(" ", "").replace("...", "@")
     left, _, right = equation.partition("->")
     folded = "".join(sorted({*left} - {*right} - {","}))
@@ -159,13 +159,13 @@ def _channels(seen: Seen) -> str | None:
 
 
 def bias_add(seen: Seen) -> str | None:
-    """A number for each channel is added."""
+    """Describe an op that adds a number to each channel."""
     names = _channels(seen)
     return names and f"{names},c->{names} added"
 
 
 def bias_add_grad(seen: Seen) -> str | None:
-    """The sum over everything but the channels."""
+    """Describe a sum over all dimensions but the channels."""
     names = _channels(seen)
     return names and f"{names}->c|{names.replace('c', '')} linear 0"
 
@@ -177,9 +177,9 @@ def _image(seen: Seen, channel: str) -> str:
 
 
 def convolution(seen: Seen) -> str:
-    """Channels of the input are summed over, where each filter reads all of them: none is of a group.
+    """Describe a convolution, which sums over input channels unless they are grouped.
 
-    A depthwise convolution has filters of its own for each channel; with one for each, that is one of the output.
+    A depthwise convolution has separate filters for each channel; with one each, input and output channels are one.
     """
     op, filters = seen.node.op, seen.operands[1].value or seen.operands[1].shape or ()
     images, rank = seen.operands[0].value or seen.operands[0].shape or (), len(_image(seen, "c"))
@@ -199,7 +199,7 @@ def convolution(seen: Seen) -> str:
 
 
 def pool(seen: Seen) -> str:
-    """Each channel has windows of its own, unless they reach over several."""
+    """Describe a pooling, whose channels can be split unless windows span several."""
     at = _image(seen, "c").index("c")
     image = _image(seen, "c" if seen.attr("ksize")[at] == seen.attr("strides")[at] == 1 else ".")
     average = seen.node.op.startswith("Avg")
@@ -209,7 +209,7 @@ def pool(seen: Seen) -> str:
 
 
 def batch_norm(seen: Seen) -> str | None:
-    """Images keep apart where they are normalised by given statistics, which are handed on."""
+    """Describe a batch normalisation: images can be split if the statistics are given, or channels."""
     rank, at = seen.rank(0), _image(seen, "c").index("c")
     if rank == 4 and any(claim.kind == "split" and claim.dim == at for claim in seen.operands[:2]):
         return _batch_norm_of_channels(seen)
@@ -222,7 +222,7 @@ def batch_norm(seen: Seen) -> str | None:
 
 
 def _batch_norm_of_channels(seen: Seen) -> str:
-    """Each channel is normalised by itself; what a kernel keeps for its gradient besides, no other op reads."""
+    """Describe a split of channels; only the gradient reads the last result of the forward kernel."""
     image = _image(seen, "c")
     if "Grad" in seen.node.op:
         read = [("c" if claim.shape != (0,) else "*") for claim in seen.operands[2:5]]
@@ -234,12 +234,12 @@ def _batch_norm_of_channels(seen: Seen) -> str:
 
 
 def transform(seen: Seen) -> str | None:
-    """One transformation for all images, or one for each."""
+    """Describe one transformation for all images, or of one for each."""
     return None if seen.rank(1) is None else f"n...,{'.' if seen.stretches(1, 0) else 'n'}.,*+->n..."
 
 
 def cast(seen: Seen) -> str:
-    """Only widening is linear; a zero stays one."""
+    """Describe a cast: only widening is linear; zeros stay zeros."""
     old, new = seen.node.inputs[0].dtype % dtypes.REF_OFFSET, seen.node.output_dtypes[0]
     widens = WIDTH.get(old, 99) <= WIDTH.get(new, 0) and (old in COMPLEX) <= (new in COMPLEX)
     return "@->@ zeros 0" + widens * " linear 0"
@@ -251,13 +251,13 @@ WIDTH = {19: 11, 14: 8, 1: 24, 2: 53, 8: 24, 18: 53}
 
 
 def select(seen: Seen) -> str:
-    """Linear in both arms together; a vector condition of the old op chooses rows."""
+    """Return a text that is linear in both arms together; a vector condition of the old op chooses rows."""
     rows = seen.node.op == "Select" and seen.rank(0) == 1 and (seen.rank(1) or 0) > 1
     return ("r,r@,r@->r@" if rows else "@,@,@->@") + " added 1 2"
 
 
 def running(seen: Seen) -> str:
-    """A running sum, product or logarithm along one dimension."""
+    """Describe a running sum, product or logarithm along one dimension."""
     letters, axes = _ranked(seen), seen.ints(1)
     linear = " linear 0" if seen.node.op == "Cumsum" else ""
     if letters is None or axes is None:
@@ -267,7 +267,7 @@ def running(seen: Seen) -> str:
 
 
 def rounded(seen: Seen) -> str | None:
-    """Values rounded to steps of a range: of one that is given, by element; a slice along `axis` has one of its own."""
+    """Describe rounding to a given range; each slice along `axis` has a separate one."""
     letters, axis = _ranked(seen), seen.attr("axis", -1)
     if letters is None or not seen.attr("range_given", False):
         return None
@@ -276,7 +276,7 @@ def rounded(seen: Seen) -> str | None:
 
 
 def pad(seen: Seen) -> str:
-    """What is not padded keeps its cut; only zeros at the edges are linear."""
+    """Return a text that can split dimensions without padding; only padding with zeros is linear."""
     pads, letters = seen.ints(1), _ranked(seen)
     linear = " linear 0" if seen.node.op == "Pad" else ""
     if pads is None or letters is None:
@@ -286,7 +286,7 @@ def pad(seen: Seen) -> str:
 
 
 def look_up(seen: Seen) -> str | None:
-    """Rows of a variable, or what a table says of each key; both are whole."""
+    """Describe a look-up of rows in a variable, or of keys in a table; both are whole."""
     keys, made = _ranked(seen, 1), seen.results[0].shape
     if keys is None or (seen.node.op == "ResourceGatherNd" and not keys):
         return None
@@ -297,7 +297,7 @@ def look_up(seen: Seen) -> str | None:
 
 
 def counts(seen: Seen) -> str | None:
-    """Counts of a vector's blocks add up; DenseBincount of a matrix counts each row by itself."""
+    """Describe counts: a vector's blocks add up; DenseBincount counts each row of a matrix."""
     letters, rows = _ranked(seen), seen.node.op == "DenseBincount" and seen.rank(0) == 2
     if rows:
         return f"r.,*,{'r.' if seen.rank(2) == 2 else '*'}->r."
@@ -306,13 +306,13 @@ def counts(seen: Seen) -> str | None:
 
 
 def decomposition(seen: Seen) -> str:
-    """Values, and vectors where they are asked for; otherwise those are empty."""
+    """Describe a decomposition into values, and vectors, which are empty unless requested."""
     vectors = seen.attr("compute_uv" if seen.node.op == "Svd" else "compute_v")
     return f"@..->@.,{'@..' if vectors else '*'}+"
 
 
 def diagonal(seen: Seen) -> str | None:
-    """Matrices of diagonals, and diagonals of matrices; several of them take a dimension more."""
+    """Describe matrices from diagonals, or the reverse; several diagonals have one more dimension."""
     rank, made = seen.rank(0), seen.results[0].shape
     if rank is None or made is None:
         return None
@@ -322,7 +322,7 @@ def diagonal(seen: Seen) -> str | None:
 
 
 def set_diagonal(seen: Seen) -> str | None:
-    """Matrices with other diagonals: linear in both together."""
+    """Describe matrices with replaced diagonals, which is linear in both together."""
     rank, diagonals = seen.rank(0), seen.rank(1)
     if rank is None or diagonals is None or diagonals < rank - 1:
         return None
@@ -331,24 +331,24 @@ def set_diagonal(seen: Seen) -> str | None:
 
 
 def pool_with_places(seen: Seen) -> str | None:
-    """Places count from the start of an image, or from that of the batch."""
+    """Describe a pooling with positions; None if these count from the start of the batch."""
     return None if seen.attr("include_batch_in_index", False) else ",".join(["n..."] * len(seen.operands)) + "->n...+"
 
 
 def make_list(seen: Seen) -> str:
-    """An empty list, or one of zeros; where its element shape counts a block, its elements will be blocks."""
+    """Describe an empty list, or one of zeros; its elements are blocks if its element shape is."""
     names = "abcdefghijkl"[: len(seen.value(0) or ())]
     zero = " zero" if seen.node.op == "TensorListReserve" else ""
     return f"{'#' + names if seen.operands[0].kind == 'local' else '*'},*->{names}{zero}"
 
 
 def resize_list(seen: Seen) -> str:
-    """A longer or shorter list of the same; new elements are zeros."""
+    """Describe a list with another length; new elements are zeros."""
     return "@,*->@ " + ("moves 0" if seen.operands[0].op == "sum" else "added 0")
 
 
 def draw_by_parameters(seen: Seen) -> str | None:
-    """Some for each of the parameters, which are the last dimensions."""
+    """Describe several draws for each parameter; the parameters are the last dimensions."""
     samples = seen.operands[0].shape
     return f"*,@->{'.' * samples[0]}@" if samples and isinstance(samples[0], int) else None
 
@@ -403,7 +403,7 @@ TABLE: Mapping[str, Entry] = {
 
 
 def text_of(seen: Seen) -> str | None:
-    """Return the text of a node's op; None where it has to read and to make whole values."""
+    """Describe a node's op; None where all its values must be whole."""
     if seen.node.op in DRAWN and not any(text.startswith("random") for text in seen.inexact):
         return None
     entry = TABLE.get(seen.node.op)
@@ -413,7 +413,7 @@ def text_of(seen: Seen) -> str | None:
 
 
 def _text_of_user(said: Stated) -> str:
-    """Return what a user says of an op in the notation of this table: of `n ... d, d -> n ... d` it is `n=b,b->n=b`."""
+    """Return a user's factors in the notation of this table: `n ... d, d -> n ... d` becomes `n=b,b->n=b`."""
     letters: dict[str, str] = {}
     spare = iter(string.ascii_letters)
 

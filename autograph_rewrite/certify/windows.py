@@ -1,9 +1,9 @@
-"""Contracts of ops with windows along a dimension that the devices of a replica have blocks of, window by window.
+"""Checks ops with windows along a dimension that the devices of a replica split, window by window.
 
     Conv2D, 3 rows, stride 1, SAME    device k reads rows -1 to R + 1 of its block, and pads nothing itself
     its output r                      reads input rows r - 1, r, r + 1, which have to be those three of what is read
 
-No formula of the rewrite is used: every window of every block is looked at.
+The check uses no formula of the rewrite: it visits every window of every block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPERANDS = {
     "Conv2DBackpropInput": "s f y", "DepthwiseConv2dNativeBackpropInput": "s f y",
     "MaxPoolGrad": "x y y", "AvgPoolGrad": "s y",
 }  # fmt: skip
-"""By op, its operands: of the input's and the output's rows, filters, and shapes."""
+"""The operands of each op: `x` has the input's rows, `y` the output's, `f` is a filter, `s` a shape."""
 MAXIMA = frozenset(("MaxPool", "MaxPoolGrad"))
 
 
@@ -31,9 +31,9 @@ class _Window(NamedTuple):
     """A window along one dimension.
 
     Attributes:
-        taps: the rows that it reads, counted from its first.
-        stride: rows from one to the next.
-        before: rows of padding in front of the input.
+        taps: the rows that it reads, counted from its first row.
+        stride: rows from one window to the next.
+        before: rows of padding before the input.
     """
 
     taps: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Window(NamedTuple):
     outputs: int
 
     def reads(self, output: int) -> Iterator[int]:
-        """Yield the rows that an output reads; those outside of the input are padding."""
+        """Yield the rows that an output reads; rows outside the input are padding."""
         for tap in self.taps:
             yield output * self.stride - self.before + tap
 
@@ -58,7 +58,7 @@ def _reads(node: Node, claims: Claims) -> list[Read]:
 
 
 def judge_windows(seen: Seen, claims: Claims) -> str | None:
-    """Return what is wrong with what a node reads of the blocks of its neighbours, and with what it makes of it."""
+    """Return the problem with the rows of neighbouring blocks that a node reads, and with the claim of its result."""
     node = seen.node
     reads = _reads(node, claims)
     cut = [read for read in reads if read.rows and read.kind == "split"]
@@ -82,7 +82,7 @@ def judge_windows(seen: Seen, claims: Claims) -> str | None:
 
 
 def _filled(node: Node, cut: list[Read], window: _Window) -> str | None:
-    """Return whether padding is read as something that it is not."""
+    """Return the problem with the value of padding rows: zeros, or the lowest number in a maximum."""
     for read in cut:
         if read.lowest and node.op not in MAXIMA:
             return "padding is the lowest number, and its op adds it up"
@@ -95,14 +95,12 @@ def _filled(node: Node, cut: list[Read], window: _Window) -> str | None:
 
 
 def _misread(of: dict[str, Read], window: _Window, row: int, output: int, block: int, made: int) -> str | None:
-    """Return what one device does not read as it should.
+    """Return the problem with the rows that one device reads.
 
     Args:
-        of: how the input and the output are read.
-        row: the first of its block of the input.
-        output: the first of its block of the output.
-        block: rows of that.
-        made: outputs of that.
+        of: the reads of the input and the output.
+        row: the first of `block` rows of the input.
+        output: the first of `made` rows of the output.
     """
     x, y = of.get("x", of.get("s", OWN)), of.get("y", OWN)
     outputs = range(output, output + made)
@@ -116,7 +114,7 @@ def _misread(of: dict[str, Read], window: _Window, row: int, output: int, block:
             return f"window {one} reads beyond the rows from {first} to {end}"
     if (end - first - window.taps[-1] - 1) // window.stride + 1 != len(outputs):
         return f"there are other windows on rows {first} to {end} than {len(outputs)}"
-    if y.rows:  # the gradient of an input: all windows that its rows are in
+    if y.rows:  # the gradient of an input needs all windows that contain its rows
         for one in range(window.outputs):
             if one not in outputs and any(row <= read < row + block for read in window.reads(one)):
                 return f"window {one}, in which rows of its block are, is left out"
@@ -135,7 +133,7 @@ def _made(node: Node, claim: Claim, dim: int, block: int, made: int, claims: Cla
 
 
 def _window_of(node: Node, dim: int, claims: Claims) -> _Window | None:
-    """Return the window of a node of the graph that the program is written of."""
+    """Return the window of a node, from the claimed shapes."""
     first = 2 if bytes(node.attr("data_format", b"NHWC")).startswith(b"NC") else 1
     kinds, result = OPERANDS[node.op].split(), _sizes(node.output(), claims)
     known = {kind: _sizes(value, claims) for kind, value in zip(kinds, node.inputs, strict=True)}
@@ -158,17 +156,17 @@ def _window_of(node: Node, dim: int, claims: Claims) -> _Window | None:
 
 
 def _sizes(value: Value, claims: Claims) -> tuple[int | None, ...]:
-    """Return the shape of the whole of a value, as far as it is known."""
+    """Return the shape of a whole value, with None for unknown sizes."""
     dims = claims.values[value.name].shape or (None,) * 4
     sizes = tuple(whole(dim, claims.batch) for dim in dims)
     return tuple(size if isinstance(size, int) else None for size in sizes)
 
 
-# The program that is written: nothing is padded along the dimension any more, and a block keeps its rows.
+# In the program of one device, ops no longer pad along the dimension, and a block keeps its rows.
 
 
 def unpadded(found: Node, node: Node, claims: Claims) -> str | None:
-    """Return whether an op still pads the dimension along which rows of padding are read."""
+    """Return the problem with an op that still pads the dimension along which it reads rows of padding."""
     dims = {read.dim for read in _reads(node, claims) if read.rows}
     if not dims or found.attr("padding") == b"VALID":
         return None
@@ -179,7 +177,7 @@ def unpadded(found: Node, node: Node, claims: Claims) -> str | None:
 
 
 def own_rows(kept: Node, wanted: Value, claims: Claims) -> str | None:
-    """Return what is wrong with the rows that a device keeps of those that it makes for its neighbours, too."""
+    """Return the problem with the rows that a device keeps, if it also computes rows of its neighbours."""
     claim, read = claims.values[wanted.name], claims.reads.get((wanted.node.name, 0), OWN)
     begin, size = (np.ravel(value.node.attr("value")).tolist() for value in kept.inputs[1:])
     unit = (claims.batch or 0) // claims.instances

@@ -1,4 +1,4 @@
-"""The attributes of a new node: encoded as its op declares them, types and counts read off its inputs."""
+"""Encodes the attributes of a new node as its op declares them, and infers types and counts from its inputs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 PASS_ATTR = "_autograph_pass"
 ORIGIN_ATTR = "_autograph_origin"
 OWN_FUNCTIONS = "__autograph_rewrite_"
-"""What the names of functions that hold rewritten graphs begin with."""
+"""Prefix of the names of functions that hold rewritten graphs."""
 
 
 def provenance(current_pass: str, origin: Node | str | None) -> dict[str, bytes]:
-    """Return the attributes that say which pass made a node, and for which original one.
+    """Return the attributes that say which pass made a node, and for which original node.
 
     Args:
-        origin: what the node stands for or serves; of one that a pass has made, what that one serves.
+        origin: the node that the new node replaces or supports; if a pass made that node, its origin is recorded.
     """
     made_by = {PASS_ATTR: encode("string", current_pass)}
     if origin is None:
@@ -39,7 +39,7 @@ def provenance(current_pass: str, origin: Node | str | None) -> dict[str, bytes]
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint that lists the known names most like `name`, or else those that contain it, if there are any."""
+    """Return a hint with the known names most like `name`, else those that contain it; None where there are none."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=3) or sorted((one for one in names if name in one), key=len)[:3]
     return f"closest names: {', '.join(close)}" if close else None
@@ -48,11 +48,11 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 def raw_attrs(
     op_name: str, inputs: Sequence[Value], attrs: Mapping[str, Any], selects: Mapping[int, Select]
 ) -> dict[str, Any]:
-    """Return the encoded attributes of a new node; what decides its types may be left out.
+    """Return the encoded attributes of a new node; attributes that decide types may be left out.
 
     Args:
-        inputs: its operands, those of a list one by one.
-        selects: by operand position, how it reads a value of several instances.
+        inputs: its operands, with lists flattened.
+        selects: which instances it reads, by operand position.
 
     Raises:
         GraphError: unknown op or attribute, a value of the wrong kind, or a needed attribute is missing.
@@ -74,7 +74,7 @@ def raw_attr(op: OpDef, key: str, value: Any) -> bytes | PerInstance:
         key: name of the attribute; one that begins with `_` needs no declaration.
 
     Raises:
-        GraphError: the op has no such attribute, or one of another kind.
+        GraphError: the op does not declare the attribute, or declares another kind.
     """
     if isinstance(value, PerInstance):
         return value
@@ -89,11 +89,11 @@ def raw_attr(op: OpDef, key: str, value: Any) -> bytes | PerInstance:
 
 
 def infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], selects: Mapping[int, Select]) -> None:
-    """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do.
+    """Fill in type and count attributes from the inputs, as TensorFlow's op builders do.
 
     Args:
         raw: encoded attributes by name, completed in place.
-        selects: operands that read all instances count once for each.
+        selects: an operand that reads all instances counts once for each.
 
     Raises:
         GraphError: the inputs do not fit the op.
@@ -136,7 +136,7 @@ def _lengths(op: OpDef, given: int, raw: Mapping[str, Any], folded: Sequence[int
 
 
 def _instances(op: OpDef, given: int, lengths: Mapping[str, int], folded: int) -> int:
-    """Return how many values an input stands for that takes all instances; refuse what cannot fit the op."""
+    """Return how many values an input that takes all instances stands for; refuse inputs that cannot fit the op."""
     taken = sum(lengths.get(arg.number_attr or arg.type_list_attr, 1) for arg in op.inputs)
     copies, over = divmod(taken - given + folded, folded) if folded else (1, taken - given)
     if over or copies < 1:

@@ -1,4 +1,4 @@
-"""Builder: adds the nodes that serve one node, a line each, under one name.
+"""Adds nodes that support or replace one node, each in one line of code and with a name below that node's name.
 
 build = Builder.at(mean)
 total = build.op("Sum", x, axes, what="sum")                 %mean/sum, made for %mean
@@ -25,11 +25,11 @@ class Builder:
     """Adds nodes to a graph.
 
     Attributes:
-        scope: what their names begin with.
-        origin: the node that they serve, or its name (provenance).
-        device: where; empty for nowhere yet.
-        tied: constants wait for this one: without an input they would run outside of its loop or branch.
-        place: where, on axes on which they have no instances.
+        scope: prefix of their names.
+        origin: the node that they support, or its name (provenance).
+        device: of the nodes; empty where it is not decided yet.
+        tied: constants wait for this node: having no inputs, they would run outside its loop or branch.
+        place: their coordinates on axes along which they have no instances.
     """
 
     graph: Graph
@@ -44,7 +44,7 @@ class Builder:
     def at(
         cls, node: Node, what: str = "", *, span: Span = ONCE, device: str = "", tied: Node | None = None
     ) -> Builder:
-        """Return a builder of what serves a node, under its name, or under another below that."""
+        """Return a builder of nodes that support `node`, with names below `node.name`, or `node.name/what`."""
         return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied)
 
     def node(
@@ -62,10 +62,10 @@ class Builder:
 
         Args:
             what: its name below the scope; "": it has the scope's name.
-            selects: which instances it reads, by the number of the input.
+            selects: which instances it reads, by input index.
             marks: encoded attributes that the op does not declare.
-            recorded: shapes of its outputs, where they are not to be inferred.
-            **attrs: what the op and its inputs do not say already.
+            recorded: shapes of its outputs.
+            **attrs: those that cannot be inferred.
         """
         name = f"{self.scope}/{what}" if what else self.scope
         made = self.graph.add(
@@ -91,8 +91,8 @@ class Builder:
         return self.node(op, *inputs, what=what, **how).output()
 
     def const(self, content: Any, dtype: int | None = None, what: str = "", **how: Any) -> Value:
-        """Add a constant: of a number of TensorFlow's types, or of the type that numpy gives the content."""
-        if dtype == dtypes.BFLOAT16:  # which numpy does not know
+        """Add a constant; its type is `dtype` (TensorFlow's number), or else the numpy type of the content."""
+        if dtype == dtypes.BFLOAT16:  # numpy lacks the type
             return self.cast(self.const(content, dtypes.FLOAT, f"{what}/wide", **how), dtype, what)
         array = np.asarray(content, dtypes.numpy_dtype(dtype) if dtype is not None else None)
         number = dtypes.from_numpy(array.dtype) if dtype is None else dtype

@@ -1,4 +1,4 @@
-"""Claims: the results of propagation as plain data, which a certificate checks without knowing how they were found.
+"""Defines claims: the results of propagation as plain data, which the certificate checks independently of propagation.
 
 %dw   Claim("partial", op="sum", shape=(3, 4))         each replica holds a contribution
 dw ─► apply   Read("replicated")                       the update reads it whole
@@ -18,39 +18,39 @@ Dim = Any
 """A size: an integer, a pair (constant, symbols) of which those that begin with `b` count a block, or None."""
 
 SEGMENTS = "b["
-"""How the symbol of a block begins that has a segment of each of several parts: `b[1,2]` counts one row of the first
-part, and two of the second, for each example."""
+"""Prefix of the symbol of a block with segments of several parts: `b[1,2]` counts, for each example, one row of the
+first part and two of the second."""
 
 
 @cache
 def segment_rows(symbol: str) -> tuple[int, ...]:
-    """Return how many rows of each segment one example has, by the symbol of a block; nothing if it has none."""
+    """Return how many rows of each segment one example has; empty for the symbol of a block without segments."""
     if not symbol.startswith(SEGMENTS):
         return ()
     return tuple(int(rows) for rows in symbol[len(SEGMENTS) : -1].split(","))
 
 
 SHARDS = "b/"
-"""How the symbol of a shard begins: `b/3,2` is 3 on the first replica, and 2 on the second."""
+"""Prefix of the symbol of a shard: `b/3,2` is 3 on the first replica, and 2 on the second."""
 
 
 @cache
 def sizes_of_shards(symbol: str) -> tuple[int, ...]:
-    """Return the size of each shard, by their symbol; nothing if it counts examples."""
+    """Return the size of each shard; empty for a symbol that counts examples."""
     return tuple(map(int, symbol.removeprefix(SHARDS).split(","))) if symbol.startswith(SHARDS) else ()
 
 
 class Claim(NamedTuple):
-    """What each instance of a value is said to hold where it is produced.
+    """The claim about each instance of a value, where the value is produced.
 
     Attributes:
         kind: replicated, split, partial, local, any or unknown.
-        dim: the dimension that is cut.
-        op: how contributions are combined.
+        dim: the dimension that is split.
+        op: the reduction that combines contributions.
         shape: of one instance; None for an unknown rank.
         value: contents of a small integer value, flat.
         zero: all elements are zero.
-        axes: of a vector of dimensions that only the run will tell: those that it names, and those that it may name.
+        axes: for a vector of dimensions known at run time only: those that it names, and those that it may name.
     """
 
     kind: str
@@ -68,18 +68,18 @@ class Claim(NamedTuple):
 
 
 class Read(NamedTuple):
-    """As what a node is said to read one of its inputs.
+    """The claimed placement in which a node reads an input.
 
     Attributes:
         kind: own (as it was produced), replicated, split, partial or entry.
         dim: the dimension of a block; or the position of the entry of a shape.
         unit: rows of each example in the block.
-        size: what the entry of a shape has to be.
-        segments: rows of each example in each segment of a block, in the place of `unit`.
-        shards: the size of each shard, where it is read as shards of a variable.
-        rows: which are read by a window, counted from the first of the block, rows of neighbours and padding among
-            them; of the entry of a shape, so many are meant.
-        lowest: padding is the lowest number, and not zero.
+        size: the required value of the entry of a shape.
+        segments: rows of each example in each segment of a block, instead of `unit`.
+        shards: the size of each shard, where the node reads shards of a variable.
+        rows: the rows that a window reads, counted from the first of the block, including rows of neighbours and
+            padding; for the entry of a shape, the rows that it counts.
+        lowest: padding is the lowest number instead of zero.
     """
 
     kind: str
@@ -96,7 +96,7 @@ OWN = Read("own")
 
 
 class Stated(NamedTuple):
-    """What a user has said of an op that nobody else knows (`ar.register_op`).
+    """A user's description of a custom op (`ar.register_op`).
 
     Attributes:
         factors: the names of its dimensions, as text.
@@ -111,24 +111,24 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True)
 class Claims:
-    """Everything that is claimed about one graph.
+    """All claims about one graph.
 
     Attributes:
         values: by value name.
-        reads: by node name and input index, where that is not `OWN`.
+        reads: by node name and input index; reads of kind `OWN` are left out.
         outputs: names of the declared outputs by their anchor.
         instances: how many instances an EACH node has.
-        micro: how many of them follow each other on one replica.
+        micro: how many of them run one after the other on one replica.
         batch: the static size of the batch, or None.
-        interleaved: whether a micro-batch has every so-many-th example.
+        interleaved: micro-batch k has examples k, k + micro, k + 2 micro, ...
         processes: how many processes the plan has.
-        folded: nodes that are constants after all.
-        carriers: nodes that hand a converted value to the next iteration.
-        inexact: what the configuration lets differ from one device.
-        stated: what the user has said of ops, by op type.
-        model: how many devices of each replica run one program, each of its blocks.
-        divided: the axes along which they lie, with their sizes, where there are several.
-        axis: along which the claims are.
+        folded: nodes whose value propagation knows to be constant.
+        carriers: nodes that pass a converted value to the next iteration.
+        inexact: the differences from one device that the configuration allows.
+        stated: users' descriptions of ops, by op type.
+        model: how many devices of each replica run one program, each on its blocks.
+        divided: the axes that these devices form, with their sizes, where there are several.
+        axis: the axis of the mesh that the placements refer to.
     """
 
     values: Mapping[str, Claim]
@@ -149,19 +149,19 @@ class Claims:
 
 
 class Certifier(Protocol):
-    """Sees a rewrite from the original to the folded graph, and raises VerifyError where it is wrong."""
+    """Follows a rewrite from the original to the folded graph, and raises VerifyError where it is wrong."""
 
     def begin(self, graph: Graph, targets: Sequence[str]) -> None:
         """Take the normalised original."""
 
     def placed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph whose values placements among the devices of a replica are claimed of."""
+        """Take the graph for whose values placements among the devices of a replica are claimed."""
 
     def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
-        """Take the program of one device, with the graph that it is written of and what is claimed of that."""
+        """Take the program of one device, with the graph that it is made from and the claims about that graph."""
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph that placements are claimed of."""
+        """Take the graph whose placements are claimed."""
 
     def check(self, after: str, graph: Graph) -> None:
-        """Check the folded graph behind a pass."""
+        """Check the folded graph after a pass."""

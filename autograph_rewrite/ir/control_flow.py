@@ -1,4 +1,4 @@
-"""The control-flow context of a node: its loops (Enter) and branches (Switch)."""
+"""Finds the control-flow context of nodes: their loops (Enter) and branches (Switch)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Frame = tuple[str, ...]
 
 
 class Guard(NamedTuple):
-    """A condition: a node behind it runs only where the predicate has this value, in this loop."""
+    """A condition: a guarded node runs only where the predicate has this value, in this loop."""
 
     predicate: Value
     taken: bool
@@ -28,11 +28,7 @@ Guards = frozenset[Guard]
 
 
 def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
-    """Return the frame of every node that runs inside a loop.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the frame of every node that runs inside a loop; `order` has producers first."""
     frames: dict[Node, Frame] = {}
     nodes = list(order)
     if ENTERS.isdisjoint([node.op for node in nodes]):
@@ -54,22 +50,14 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
 
 
 def shared_frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
-    """Return the frames of nodes in loops that all instances run together, without those that each has for itself.
-
-    Args:
-        order: the nodes of a folded graph, producers first.
-    """
+    """Return the frames of nodes of a folded graph in loops that all instances share; `order` has producers first."""
     frames = frames_of(order)
     together = {frame[0] for node, frame in frames.items() if has(node.op, "loop_test") and node.span != EACH}
     return {node: frame for node, frame in frames.items() if frame[0] in together}
 
 
 def loops_of(order: Iterable[Node]) -> dict[Node, str]:
-    """Return the outermost loop of every node that belongs to one, with those that lead out of it.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the outermost loop of every node in a loop, and of its Exits; `order` has producers first."""
     nodes = list(order)
     frames = frames_of(nodes)
     leaving = (node for node in nodes if node.op in EXITS and node.inputs[0].node in frames)
@@ -78,27 +66,26 @@ def loops_of(order: Iterable[Node]) -> dict[Node, str]:
 
 
 def _name_of(frame: bytes | tuple[bytes, ...]) -> str:
-    """Return the name of a loop; of one that each replica has under its own name, the first."""
+    """Return the name of a loop; where each replica has a separate name, the first."""
     return (frame if isinstance(frame, bytes) else frame[0]).decode()
 
 
 def is_inside(node: Node, frames: Mapping[Node, Frame]) -> bool:
-    """Return whether a node is in a loop, and may not wait for anything outside: what enters the loop may."""
+    """Return whether a node is in a loop and must not wait for a node outside; an Enter of an outermost loop may."""
     return node in frames and not (node.op in ENTERS and len(frames[node]) == 1)
 
 
 def before_loops(value: Value) -> Value:
-    """Return what a value is that a loop got from outside: where it can be converted once, not in every iteration."""
+    """Return the value outside of all loops that an Enter forwards: a conversion there runs once, not per iteration."""
     while value.node.op in ENTERS:
         value = value.node.inputs[0]
     return value
 
 
 def by_loops(order: Iterable[Node]) -> list[list[Node]]:
-    """Return the nodes, producers first, in runs: those of one outermost loop together, and what lies between loops.
+    """Return the nodes, producers first, in runs: one for each outermost loop, and one for the nodes between two loops.
 
-    Args:
-        order: the nodes, producers first. Where a loop needs what another part of it makes outside, all are one run.
+    All nodes are one run if a loop depends, through nodes outside, on its results; `order` has producers first.
     """
     nodes = list(order)
     frames = frames_of(nodes)
@@ -123,25 +110,21 @@ def by_loops(order: Iterable[Node]) -> list[list[Node]]:
 
 
 def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Guards]:
-    """Return what each node runs behind; those that no branch or loop decides about are left out.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the guards of each node that has any; `order` has producers first."""
     nodes = list(order)
     found: dict[Node, Guards] = {}
     if OPENS.isdisjoint([node.op for node in nodes]):
         return found
     none: Guards = frozenset()
     for node in nodes:
-        if node.op == "ControlTrigger":  # it runs whichever branch did: TensorFlow counts iterations after it
+        if node.op == "ControlTrigger":  # it runs whichever branch is taken: it ignores dead control inputs
             continue
         given = [
             opened(value, frames, found.get(value.node, none))
             for value in node._inputs
             if value.node.op not in BACK_EDGES
         ]
-        if node.op in MERGES:  # runs when one of its inputs does, whatever it waits for besides
+        if node.op in MERGES:  # runs when one of its inputs does, whatever its control edges say
             guards = given[0].intersection(*given[1:]) if given else none
         else:
             guards = none.union(*given, *(found.get(control, none) for control in node._controls))
@@ -154,7 +137,7 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
 
 
 def opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
-    """Return under which guards a value is alive: a Switch forwards to one of its outputs only.
+    """Return the guards under which a value is alive: a Switch forwards to one of its outputs only.
 
     Args:
         frames: the loops around each node; a node without an entry is in none.
@@ -166,23 +149,19 @@ def opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
 
 
 def predicate_of(switch: Node) -> Value:
-    """Return the value that decides which way a Switch goes, not a copy of it."""
+    """Return the original predicate of a Switch, not a copy of it."""
     return decider(switch._inputs[1])
 
 
 def decider(value: Value) -> Value:
-    """Return what a predicate is a copy of, outside of the loops that it enters."""
+    """Return the value that a predicate is a copy of, followed back through Identity, Enter, Switch and LoopCond."""
     while (has(value.node.op, "carries") or value.node.op == "LoopCond") and value.node._inputs:
         value = value.node._inputs[0]
     return value
 
 
 def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
-    """Return the nodes that certainly run, and run once: outside of loops and of the branches that a Switch opens.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the nodes that run, and run once: those outside of loops and branches; `order` has producers first."""
     nodes = list(order)
     frames = frames_of(nodes)
     guards = guards_of(nodes, frames)
@@ -190,10 +169,10 @@ def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
 
 
 def awaited(value: Value, copied: Callable[[Value], Node]) -> Node:
-    """Return a node that runs where a value is there; waiting for a Switch would not tell which way it went."""
+    """Return a node that runs only where a value is alive; a Switch itself runs whichever branch it takes."""
     return copied(value) if value.node.op in SWITCHES else value.node
 
 
 def is_there(value: Value, unconditional: Container[Node]) -> bool:
-    """Return whether a value certainly is there: a Switch always runs, but each of its outputs only sometimes is."""
+    """Return whether a value is always alive; an output of a Switch is not, although the Switch always runs."""
     return value.node in unconditional and value.node.op not in SWITCHES

@@ -1,4 +1,4 @@
-"""The one way to copy a node: the same op and attributes, as often and in the same place; new operands, provenance."""
+"""Copies a node: the same op, attributes, span and place; new operands and provenance."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def copy_node(
     """Add a copy of a node.
 
     Args:
-        node: what is copied; it may be of another graph.
+        node: may be of another graph.
         op: another op type that takes the same attributes; empty for the same.
-        without: attributes that it does not get.
+        without: attributes that are not copied.
     """
     attrs = {key: raw for key, raw in node.attrs.items() if key not in without}
     if graph.current_pass:
@@ -35,7 +35,7 @@ def copy_node(
 
 
 def select_first(node: Node) -> None:
-    """Let a node read the first instance of what runs more often than it does."""
+    """Let a node read the first instance of each operand that runs more often than the node."""
     inputs = node.inputs
     finer = [i for i, value in enumerate(inputs) if is_rarer(node.span, value.node.span)]
     node.set_inputs(inputs, {i: node.selects.get(i, Select.FIRST) for i in finer})

@@ -1,4 +1,4 @@
-"""Pause garbage collection while a graph is built: all of its objects live, so a collection finds nothing."""
+"""Pauses garbage collection while a graph is built: all of its objects are alive, so a collection frees nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Switch the cyclic collector off, and on again if it was on.
 
-    What was built counts as old afterwards: otherwise the next allocation would walk through all of it.
+    The new objects count as old afterwards: otherwise the next collection would traverse all of them.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -19,7 +19,7 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():  # nobody else has frozen objects, so nothing is undone
+            if not gc.get_freeze_count():  # unfreeze() would also undo the freeze of other code
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,11 +1,11 @@
-"""Graph and Node (and Value, Use of `ir.value`): the graph and the closed set of verbs that edit it.
+"""Defines Graph and Node (and exports Value, Use of `ir.value`): a graph and the closed set of methods that edit it.
 
     Graph ──nodes──► Node ──outputs──► Value ──uses──► Use(node, index)     data edges
       │                └─controls──► Node (both directions kept)            ordering edges
       └─anchors: {name from outside: Value}                                 fetches, gradients, saver tensors
 
-The graph is *folded*: a node that every replica runs stands here once, with `span` EACH. Where a node that
-runs once reads such a node, its input says which instances it takes (`Select`). `passes.emit.expand` unfolds it.
+The graph is *folded*: it holds a node that every replica runs once, with `span` EACH. Where a node that
+runs once reads it, the input says which instances it takes (`Select`). `passes.emit.expand` unfolds the graph.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Dtypes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Node:
-    """One operation. Change it through its methods only; they keep the uses of its inputs true.
+    """One operation. Change it through its methods only; they keep the uses of its inputs up to date.
 
     Args:
-        graph: where the node will be; `Graph.insert` puts it there.
+        graph: the node's future graph; `Graph.insert` adds it there.
         op: op type.
-        device: as the graph says it, "" for none.
+        device: as the GraphDef spells it, "" for none.
         attrs: encoded values by name.
         rest: NodeDef fields that are not interpreted, as bytes.
     """
@@ -62,7 +62,7 @@ class Node:
         self._controls: dict[Node, None] = {}
         self._control_users: dict[Node, None] = {}
         self._outputs: list[Value] = []
-        self._types: tuple[str, dict[str, Any], Dtypes] | None = None  # the signature, and of which op and attributes
+        self._types: tuple[str, dict[str, Any], Dtypes] | None = None  # the op and attributes of the cached signature
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -85,9 +85,9 @@ class Node:
         return MappingProxyType(self._attrs)
 
     def attr(self, key: str, default: Any = None) -> Any:
-        """Return a decoded attribute; where the node has none, the op's own default, else `default`."""
+        """Return a decoded attribute; where the node lacks it, the default that the op declares, else `default`."""
         raw = self._attrs.get(key)
-        if raw is None and not key.startswith("_"):  # no op declares those
+        if raw is None and not key.startswith("_"):  # no op declares an attribute with an underscore
             raw = default_attr(self.op, key)
         if isinstance(raw, PerInstance):
             return tuple(decode(one) for one in raw.raws)
@@ -115,13 +115,13 @@ class Node:
             self.graph.edits += 1
 
     def set_place(self, place: Place) -> None:
-        """Say where the node stands, on axes on which it has no instances."""
+        """Give the node its coordinates on axes along which it has no instances."""
         if place != self.place:
             self.place = place
             self.graph.edits += 1
 
     def at(self, axis: str, default: int = 0) -> int:
-        """Return the coordinate on an axis on which the node has no instances; of several, that of the first one."""
+        """Return the coordinate on an axis along which the node has no instances; the first of several."""
         found = self.place.get(axis, default)
         return found if isinstance(found, int) else found[0]
 
@@ -130,19 +130,19 @@ class Node:
         self.set_place({**self.place, axis: coordinate})
 
     def leave(self, axis: str) -> None:
-        """Let the node stand nowhere on one axis."""
+        """Remove the node's coordinate on one axis."""
         if axis in self.place:
             self.set_place({name: i for name, i in self.place.items() if name != axis})
 
     def set_device(self, device: str) -> None:
-        """Place the node."""
+        """Assign the node to a device."""
         if device != self.device:
             self.device = device
             self.graph.edits += 1
 
     @property
     def is_driven(self) -> bool:
-        """Whether one worker runs it, once for the whole job."""
+        """Whether one worker runs it for the whole job."""
         return PROCESS in self.place
 
     @property
@@ -182,12 +182,12 @@ class Node:
 
     @property
     def read_outputs(self) -> tuple[Value, ...]:
-        """The output values that somebody has asked for so far (a superset of those with readers)."""
+        """The output values that were requested so far (a superset of those with readers)."""
         return tuple(self._outputs)
 
     def set_inputs(self, inputs: Iterable[Value], selects: Mapping[int, Select] | None = None) -> None:
-        """Replace all inputs, and with them the selectors."""
-        new = tuple(inputs)  # before anything changes: it may read the old ones
+        """Replace all inputs and all selectors."""
+        new = tuple(inputs)  # before anything changes: the iterable may read the old inputs
         for index, value in enumerate(self._inputs):
             value._uses.pop((self, index), None)
         self._inputs = new
@@ -200,7 +200,7 @@ class Node:
         """Replace one input, and its selector.
 
         Args:
-            select: which instance of a value of several; None: its own.
+            select: which of several instances the node reads; None: the matching one.
 
         Raises:
             GraphError: there is no such input.
@@ -242,7 +242,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in insertion order, the function library, and the names that outsiders hold (`anchors`)."""
+    """Nodes in insertion order, the function library, and the outside names of values (`anchors`)."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -250,7 +250,7 @@ class Graph:
         self.versions = b""  # VersionDef, encoded
         self.rest = b""  # other GraphDef fields, encoded
         self.anchors: dict[str, Value] = {}
-        self.edits = 0  # how many changes there have been: what was found out at the same number still holds
+        self.edits = 0  # the number of changes so far; cached results of the same number are still valid
         self._remembered: dict[str, tuple[int, object, Any]] = {}
         self.current_pass = ""
         self._suffixes: dict[str, int] = {}
@@ -268,7 +268,7 @@ class Graph:
         """Return the node of that name.
 
         Raises:
-            GraphError: there is none; the hint names the closest.
+            GraphError: no node has the name; the hint lists the closest names.
         """
         found = self.nodes.get(name)
         if found is None:
@@ -289,20 +289,20 @@ class Graph:
         return node.output(number)
 
     def set_anchor(self, name: str, value: Value) -> None:
-        """Let an outside name stand for a value."""
+        """Bind an outside name to a value."""
         if self.anchors.get(name) is not value:
             self.anchors[name] = value
             self.edits += 1
 
     def move_anchors(self, old: Value, new: Value) -> None:
-        """Let the outside names of one value stand for another."""
+        """Bind the outside names of one value to another."""
         for name in [name for name, value in self.anchors.items() if value is old]:
             self.set_anchor(name, new)
 
     def unique_name(self, base: str) -> str:
-        """Return `base`, or `base_1`, `base_2`...: the first that is free; what no node's name may hold becomes `_`.
+        """Return the first free name of `base`, `base_1`, `base_2`...
 
-        Names of variables, for one, may hold anything.
+        Characters that no node name may have become `_`: names of variables, for example, may have any.
         """
         base = _NOT_IN_NAMES.sub("_", base)
         if not base[:1].isalnum() and base[:1] != ".":
@@ -316,10 +316,10 @@ class Graph:
         return f"{base}_{count}"
 
     def insert(self, node: Node, inputs: Iterable[Value] = (), controls: Iterable[Node] = ()) -> Node:
-        """Add a finished node under its own name.
+        """Add a finished node under its name.
 
         Args:
-            node: made, but not in the graph yet.
+            node: not in the graph yet.
 
         Raises:
             GraphError: the name is taken.
@@ -353,9 +353,9 @@ class Graph:
             attrs: Python values by attribute name, encoded by the kind that the op declares.
             device: device string, empty for none yet.
             span: how often it runs.
-            place: where it stands, on axes on which it has no instances.
+            place: its coordinates on axes along which it has no instances.
             selects: which instances it reads, by input index.
-            origin: the original node that it stands for or serves (provenance).
+            origin: the original node that it replaces or supports (provenance).
 
         Raises:
             GraphError: unknown op, or a needed attribute cannot be inferred.
@@ -373,7 +373,7 @@ class Graph:
         """Remove a node.
 
         Raises:
-            GraphError: it is gone already, or something still reads it, waits for it or names it.
+            GraphError: it is gone already, or still has a reader, a waiting node or an anchor.
         """
         if self.nodes.get(node.name) is not node:
             raise GraphError(f"the graph has no node '{node.name}' to erase", node=node)
@@ -391,10 +391,10 @@ class Graph:
         self.edits += 1
 
     def erase_all(self, nodes: Collection[Node]) -> None:
-        """Remove nodes that only each other read or wait for.
+        """Remove nodes whose only readers and waiters are among them.
 
         Raises:
-            GraphError: something else does.
+            GraphError: another node reads one of them or waits for it.
         """
         for node in nodes:
             node.disconnect()
@@ -402,7 +402,7 @@ class Graph:
             self.erase(node)
 
     def replace(self, node: Node, new: Node) -> None:
-        """Let `new` take the place of `node` for readers, waiters and outside names, then erase `node`.
+        """Redirect the readers, waiters and outside names of `node` to `new`, then erase `node`.
 
         Raises:
             GraphError: `new` needs `node`.
@@ -418,18 +418,18 @@ class Graph:
         self.erase(node)
 
     def put_in_order(self, nodes: Iterable[Node]) -> None:
-        """Let the nodes of the graph, all of them, stand in this order: that in which they are written."""
+        """Reorder all nodes, for printing and writing."""
         ordered = {node.name: node for node in nodes}
         assert ordered.keys() == self.nodes.keys()
         self.nodes = ordered
         self.edits += 1
 
     def remembered(self, what: str, find: Callable[[], T], *, of: object = None) -> T:
-        """Return what has been found out about the graph; it is found anew after an edit.
+        """Return the cached result of `find`, which is called again after an edit of the graph.
 
         Args:
-            what: it is.
-            of: what it follows from besides, which is not changed.
+            what: the key of the cache.
+            of: an immutable object that the result also depends on, compared by identity.
         """
         edits, was_of, found = self._remembered.get(what, (-1, None, None))
         if edits != self.edits or was_of is not of:
@@ -448,7 +448,7 @@ class Graph:
 
 
 def unique_among(base: str, taken: set[str]) -> str:
-    """Return `base`, or `base_1`, `base_2`..., and mark it as taken: names of other things than nodes."""
+    """Return the first of `base`, `base_1`, `base_2`... that is not in `taken`, and add it there."""
     name, count = base, 0
     while name in taken:
         count += 1
@@ -461,7 +461,7 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new.
 
     Args:
-        prefix: of the copies' names, with its separator.
+        prefix: of the copies' names, including the separator.
     """
     copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit
     for node in tuple(graph):

@@ -1,11 +1,11 @@
-"""The mesh of a folded graph: along which axes a node has instances, and which of them an input reads.
+"""Defines the mesh of a folded graph: the axes along which a node has instances, and which of them an input reads.
 
     %dw = MatMul(%x, %dy)  each          span {replica, micro}: an instance for each micro-batch of each replica
     %sum = AddN(all(%dw))                span {}: one for all of them, which reads them all
     %w = VarHandleOp()                   place {server: 1}: on the second of the devices that hold variables
 
-A placement says what a value is, a span how often it is computed, a place where. The axes of a mesh are major to minor:
-instances are counted along the minor axis first.
+A placement says how a value is spread, a span how often it is computed, a place where. The axes of a mesh are listed
+major to minor: instances are counted along the minor axis first.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = [
 ]  # fmt: skip
 
 Span = frozenset[str]
-"""The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part
-of that of the job."""
+"""The names of the axes along which a node has instances. A mesh has their sizes; the mesh of a process is a part of
+that of the job."""
 ONCE: Span = frozenset()
 PER_REPLICA: Span = frozenset((REPLICA,))
 EACH: Span = frozenset((REPLICA, MICRO))
 PER_MODEL: Span = frozenset((MODEL,))
-"""Once for all replicas, on each of the devices that run what a replica runs."""
+"""Once for all replicas, on each device along the model axis."""
 Place = Mapping[str, int | tuple[int, ...]]
-"""Where a node stands along axes on which it has no instances, `stage=1`; of each of its own instances, where they are
-in several places: the server of each block of a variable. What one worker runs for the whole job is on process 0."""
+"""The coordinates of a node on axes along which it has no instances, `stage=1`. A tuple gives one for each instance:
+the server of each block of a variable. A node that one worker runs for the whole job is on process 0."""
 ANYWHERE: Place = MappingProxyType({})
 WORDS = {ONCE: "once", PER_REPLICA: "replica", EACH: "each"}
 """How the printed form names the spans of the batch."""
@@ -53,31 +53,32 @@ _AXIS = re.compile(rf"{'|'.join(AXES)}|{MODEL}_\d+")
 
 
 def is_axis(name: str) -> bool:
-    """Return whether an axis may have that name."""
+    """Return whether a name is valid for an axis."""
     return _AXIS.fullmatch(name) is not None
 
 
 def is_rarer(reader: Span, producer: Span) -> bool:
-    """Return whether a reader stands for several instances of a producer, and has to choose one or read all."""
+    """Return whether one instance of a reader meets several of a producer, and has to choose one or read all."""
+    # A span with REPLICA implies the model axis: see `Mesh.along`.
     return not producer <= (reader | PER_MODEL if REPLICA in reader else reader)
 
 
 WITHIN = frozenset((STAGE, MODEL))
-"""The axes along which the devices of a replica lie."""
+"""The axes along which the devices of a replica are arranged."""
 _LOCATED = WITHIN | {REPLICA}
 
 
 class Select(Enum):
     """Which instances of a value a node reads, along the axes that its span lacks."""
 
-    ALL = "all"  # one input per instance, in their order
-    FIRST = "first"  # that of replica 0, or of the first micro-batch
-    EVERY = "every"  # one input per instance, also along the axes that both have: what all replicas hold
-    OWN = "own"  # likewise, and of each the output with the number of the reader: its block of what all hold
+    ALL = "all"  # one input per instance, in order
+    FIRST = "first"  # the instance of replica 0, or of the first micro-batch
+    EVERY = "every"  # one input per instance, also along the axes that both have: the values of all replicas
+    OWN = "own"  # like EVERY, but of each instance the output with the reader's number: its block of each
 
     @property
     def is_of_many(self) -> bool:
-        """Whether it stands for an input per instance."""
+        """Whether it stands for one input per instance."""
         return self is not Select.FIRST
 
 
@@ -96,7 +97,7 @@ class Mesh:
         axes: major to minor.
         devices: of each stage and logical device of each replica, major to minor.
         shared: the devices that all replicas share, by their coordinate.
-        along: the axes of a replica's devices that all run what the replica runs; a span that has replica has them.
+        along: the axes whose devices all run the program of their replica; a span with REPLICA implies them.
         divided: the axes that the model axis consists of, major to minor, where there are several.
     """
 
@@ -116,22 +117,22 @@ class Mesh:
         model: int = 1,
         divided: tuple[Axis, ...] = (),
     ) -> Mesh:
-        """Return the mesh of some replicas with so many micro-batches each, which follow one another.
+        """Return the mesh of some replicas, each with `micro` micro-batches in sequence.
 
         Args:
             places: the axes on which nodes have coordinates.
-            model: how many devices of a replica run one program, each of its blocks.
-            divided: the axes along which they lie, major to minor, where there are several.
+            model: how many devices of a replica run one program, each on its blocks.
+            divided: the axes that these devices form, major to minor, where there are several.
         """
         if model == 1:
             return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
-        stages = [axis for axis in places if axis.name == STAGE]  # each has devices of its own, side by side
+        stages = [axis for axis in places if axis.name == STAGE]  # the model devices of a stage are adjacent
         others = (axis for axis in places if axis.name not in (MODEL, STAGE))
         axes = (Axis(REPLICA, replicas), *stages, Axis(MODEL, model), Axis(MICRO, micro), *others)
         return cls(axes, along=frozenset((MODEL,)), divided=divided)
 
     def whole(self, span: Span) -> Span:
-        """Return a span with the axes of the devices that run what a replica runs."""
+        """Return a span with the axes that REPLICA implies; see `along`."""
         return span | self.along if REPLICA in span else span
 
     def size(self, name: str) -> int:
@@ -139,7 +140,7 @@ class Mesh:
         return next((axis.size for axis in (*self.axes, *self.divided) if axis.name == name), 1)
 
     def lines(self, axes: Container[str]) -> list[list[int]]:
-        """Return the numbers of the devices of a replica, in groups: those of one differ along these axes only."""
+        """Return the numbers of a replica's devices in groups whose members differ along these axes only."""
         others = [name for name, _ in self.divided or (Axis(MODEL, 0),) if name not in axes]
         found: dict[tuple[int, ...], list[int]] = {}
         for device in range(self.size(MODEL)):
@@ -148,7 +149,7 @@ class Mesh:
         return list(found.values())
 
     def count(self, span: Span) -> int:
-        """Return how many instances a node of this span has."""
+        """Return how many instances a node with this span has."""
         span = self.whole(span)
         return math.prod(size for name, size in self.axes if name in span)
 
@@ -172,7 +173,7 @@ class Mesh:
         return len(self.read(reader, 0, producer, select))
 
     def coordinates(self, span: Span, instance: int) -> dict[str, int]:
-        """Return where an instance lies along each axis of its span, and along those into which `model` is divided."""
+        """Return the coordinates of an instance on each axis of its span, and on the axes that divide `model`."""
         at, span = {}, self.whole(span)
         for name, size in reversed(self.axes):
             if name in span:
@@ -188,11 +189,11 @@ class Mesh:
         return [self.coordinates(span, i) for i in range(self.count(span))]
 
     def device(self, at: Mapping[str, int]) -> str:
-        """Return the device of a coordinate; it is the first on each axis that is not named."""
+        """Return the device at a coordinate; axes that are not named count as 0."""
         return self.shared[at[SERVER]] if SERVER in at else self.devices[self.number(_LOCATED, at)]
 
     def number(self, span: Span, at: Mapping[str, int]) -> int:
-        """Return the number of a coordinate along some axes; it is the first on each that is not named."""
+        """Return the number of a coordinate along some axes; axes that are not named count as 0."""
         index = 0
         for name, size in self.axes:
             if name in span:
@@ -217,5 +218,5 @@ def prefix(instance: int, micro: int = 1) -> str:
 
 
 def common_name(name: str) -> str:
-    """Return the name of an instance without its prefix: what all instances of a node have in common."""
+    """Return the name of an instance without its prefix, which all instances of a node share."""
     return _INSTANCE.sub("", name, count=1) if name.startswith("replica_") else name

@@ -1,6 +1,6 @@
-"""Pattern matching on op trees, for people who write passes.
+"""Matches patterns of ops, for people who write passes.
 
-Op("Mul", Op("Mul", "x", "a"), "b")         two scalings, one behind the other
+Op("Mul", Op("Mul", "x", "a"), "b")         two scalings, one after the other
 find(..., graph) ──► Found(%scaled_twice, {"x": %x, "a": %a, "b": %b})
 """
 
@@ -18,9 +18,9 @@ class Op:
 
     Args:
         types: op types, with blanks between them.
-        *inputs: a pattern for each operand, or the name by which the match calls its value; none: whatever it reads.
-        commutes: the two operands may stand the other way round.
-        sole: nobody else reads the value, so that its node is not needed any more once it is replaced.
+        *inputs: a pattern for each operand, or a name for its value in the match; none: any operands.
+        commutes: the two operands also match in the other order.
+        sole: the value has no other reader, so its node is dead once the match is replaced.
     """
 
     def __init__(self, types: str, *inputs: Op | str, commutes: bool = False, sole: bool = False) -> None:
@@ -31,7 +31,7 @@ class Found(NamedTuple):
     """A place where a pattern matches.
 
     Attributes:
-        value: what its outermost op makes.
+        value: of the outermost op.
         of: the values that the pattern names.
     """
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def find(pattern: Op, graph: Graph) -> Iterator[Found]:
-    """Yield where a pattern matches, consumers last; the graph may be edited behind what was yielded."""
+    """Yield where a pattern matches, consumers last; the caller may edit the graph up to the yielded match."""
     for node in topological_order(graph):
         if node.name in graph and node.op in pattern.types:
             found = match(pattern, node.output())
@@ -49,10 +49,10 @@ def find(pattern: Op, graph: Graph) -> Iterator[Found]:
 
 
 def match(pattern: Op | str, value: Value, known: Mapping[str, Value] | None = None) -> dict[str, Value] | None:
-    """Return the values that a pattern names, or None where it does not match; one name is one value.
+    """Return the values that a pattern names, or None where it does not match; equal names need equal values.
 
     Args:
-        known: values that are named already.
+        known: the values of names that are bound already.
     """
     names = dict(known or {})
     if isinstance(pattern, str):

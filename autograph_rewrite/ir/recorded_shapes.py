@@ -1,4 +1,4 @@
-"""Static shapes as the graph records them: in `_output_shapes`, or in the op's own attribute."""
+"""Reads and writes static shapes that a graph records: in `_output_shapes`, or in an attribute that the op declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has
 
 Shape = tuple[int | None, ...]
-"""Sizes of the dimensions of a tensor; None for one that is not known."""
+"""Sizes of the dimensions of a tensor; None for an unknown size."""
 
 
 def static_shape(value: Value) -> Shape | None:
@@ -37,7 +37,7 @@ def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:
 
 
 def constant(value: Value) -> Any:
-    """Return the array that a value always is, None where it is not a Const."""
+    """Return the array of a constant, also through Identity and Enter; None where the value is no Const."""
     node = value.node
     while node.op in ("Identity", "Enter") and node.inputs:
         node = node.inputs[0].node

@@ -1,4 +1,4 @@
-"""Replace a node under its name, so that whoever holds the name still finds it: as another op, or by a renamed node."""
+"""Replaces a node but keeps its name valid: turns it into another op, or renames another node to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autograph_rewrite.ir.types.opdefs import get_op
 def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any]) -> None:
     """Change op, inputs and attributes of a node; control edges, device and `_x` attributes stay.
 
-    Raw bytes in `attrs` are taken as they are; what the new op does not declare is dropped.
+    Raw bytes in `attrs` are stored unchanged; attributes that the new op does not declare are dropped.
     """
     declared = get_op(op).attrs
     node.op = op
@@ -43,10 +43,10 @@ def take_name(graph: Graph, node: Node, name: str) -> None:
 
 
 def replace_outputs(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
-    """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name.
+    """Replace the outputs of `node` by `results`, and erase it; a single result also takes its name.
 
     Args:
-        results: by the number of the output.
+        results: by output index.
     """
     for control in node.controls:
         for value in results.values():

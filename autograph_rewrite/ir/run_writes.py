@@ -1,11 +1,11 @@
-"""What a run writes: whatever is fetched, it is what the same fetches write in the original graph.
+"""Compares the variables that runs write with those that the same fetches write in the original graph.
 
 fetched          original writes       rewritten writes
 loss             nothing               nothing
 train            w, w/Adam, step       w, w/Adam, step
 loss, train      w, w/Adam, step       w, w/Adam, step
 
-What several fetches write together is what each of them writes, so to compare them one by one is to compare all sets.
+Several fetches write the union of what each writes, so comparing them one by one compares all sets.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from autograph_rewrite.ir.traversal import descendants, marks_before, topologica
 from autograph_rewrite.ir.variable_ops import written
 
 Written = Mapping[str, frozenset[str]]
-"""The variables that a run of each node writes, by the names of the node and of their handles; no node without any."""
+"""By node name, the names of the variables that a run of the node writes; nodes that write none are left out."""
 _SHARD = re.compile(r"/part_\d+$")
 _NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class RunWrites:
-    """What runs write in the original graph, and where that has changed.
+    """The variables that runs write in the original graph, and where a rewrite changed them.
 
     Attributes:
-        changed: of nodes that write something else in the rewritten graph.
+        changed: of the nodes that write other variables in the rewritten graph.
     """
 
     original: Written = field(default_factory=dict)
     changed: Written = field(default_factory=dict)
 
     def differences(self, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Return what a run of some nodes writes beyond the original, and what it does not write."""
+        """Return the variables that a run writes although the original does not, and those that it does not write."""
         if self.changed.keys().isdisjoint(names := list(nodes)):
             return [], []
         wanted = _NONE.union(*(self.original.get(name, _NONE) for name in names))
@@ -46,10 +46,10 @@ class RunWrites:
 
 
 def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: name) -> Written:
-    """Return what runs write.
+    """Return the variables that a run of each node writes.
 
     Args:
-        name_of: gives the variable's name for that of a handle; None: it does not count.
+        name_of: maps names of handles to names of variables; None: ignored.
     """
     order = topological_order(graph)
     bits: dict[str, int] = {}
@@ -58,7 +58,7 @@ def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: 
         for handle in written(node):
             if (name := name_of(handle.name)) is not None:
                 marks[node] = marks.get(node, 0) | bits.setdefault(name, 1 << len(bits))
-    behind = descendants(marks)  # few: hardly anything follows the updates of a step
+    behind = descendants(marks)  # for speed: few nodes depend on the updates of a step
     before = marks_before([node for node in order if node in behind], marks)
     found = {node.name: mask | marks.get(node, 0) for node, mask in before.items()}
     names = list(bits)
@@ -67,14 +67,14 @@ def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: 
 
 
 def _named(mask: int, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names whose bits are set: most masks have few of very many."""
+    """Yield the names whose bits are set, in time proportional to their number: most masks have few."""
     while mask:
         yield names[(mask & -mask).bit_length() - 1]
         mask &= mask - 1
 
 
 def compared(original: Written, nodes: Collection[str], graph: Graph, elsewhere: Collection[str] = ()) -> RunWrites:
-    """Compare what runs write.
+    """Compare the variables that runs write before and after a rewrite.
 
     Args:
         original: of the graph before the first pass.
@@ -93,15 +93,15 @@ def compared(original: Written, nodes: Collection[str], graph: Graph, elsewhere:
 
 
 def original_name(name: str, original: Container[str]) -> str:
-    """Return the name of the original node that an instance, or a shard, stands for; others keep their name."""
+    """Return the name of the original node of an instance or a shard; other names are returned unchanged."""
     found = common_name(name)
-    while found not in original and _SHARD.search(found):  # of a shard, again
+    while found not in original and _SHARD.search(found):  # a shard may be sharded again
         found = _SHARD.sub("", found)
     return found if found in original else name
 
 
 def name_of_whole(node: Node) -> str:
-    """Return the name of the original node of which a node makes a part; where one has that name still, its own."""
+    """Return the name of a shard's original node; the node's name if it is no shard or the original remains."""
     whole = node.name
     while _SHARD.search(whole):
         whole = _SHARD.sub("", whole)

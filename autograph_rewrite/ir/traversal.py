@@ -1,4 +1,4 @@
-"""Topological orders and reachability, as pure functions."""
+"""Computes topological orders and reachability, without editing the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, has
 def dependencies(node: Node) -> list[Node]:
     """Return the nodes that must run before `node`.
 
-    The back edge of a loop is left out where it enters the next iteration, but what leaves the loop waits for it.
+    A loop's Merge does not depend on the back edge; a loop's Exit does.
     """
     producers = []
     for value in node._inputs:
@@ -25,12 +25,12 @@ def dependencies(node: Node) -> list[Node]:
 
 
 def users(node: Node) -> list[Node]:
-    """Return the nodes that read a node or wait for it, one for each time that they do."""
+    """Return the nodes that read a node or wait for it, once for each edge."""
     return [*node._control_users, *(use[0] for value in node._outputs for use in value._uses)]
 
 
 def last_iteration(exit_: Node) -> list[Node]:
-    """Return the back edge of the loop variable that an Exit hands out."""
+    """Return the back edge of the loop variable whose final value an Exit gives."""
     switch = exit_._inputs[0].node
     merge = switch._inputs[0].node if switch._inputs else switch
     return [value.node for value in merge._inputs if value.node.op in BACK_EDGES]
@@ -39,7 +39,7 @@ def last_iteration(exit_: Node) -> list[Node]:
 def topological_order(graph: Graph) -> list[Node]:
     """Return the nodes with every producer before its readers; back edges of loops do not count.
 
-    The order is deterministic: depth first in insertion order. It is kept until the graph is edited.
+    The order is deterministic (depth first in insertion order) and cached until the graph is edited.
 
     Raises:
         GraphError: a cycle outside a loop; the message lists it.
@@ -81,7 +81,7 @@ def _in_order(graph: Graph) -> list[Node]:
 
 
 def _cycle(node: Node, done: Collection[Node]) -> str:
-    """Describe a cycle: following what is not done, one comes past some node again."""
+    """Describe a cycle: follow producers that are not ordered yet until a node repeats."""
     path: list[Node] = []
     while node not in path:
         path.append(node)
@@ -91,11 +91,7 @@ def _cycle(node: Node, done: Collection[Node]) -> str:
 
 
 def levels(order: Iterable[Node]) -> dict[Node, int]:
-    """Return of each node how many run one behind the other before it, at the longest; of the last it is the most.
-
-    Args:
-        order: producers first.
-    """
+    """Return the length of the longest chain of nodes before each node; `order` has producers first."""
     found: dict[Node, int] = {}
     for node in order:
         level = 0
@@ -107,10 +103,10 @@ def levels(order: Iterable[Node]) -> dict[Node, int]:
 
 
 def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
-    """Return, for each node, the marks (bit masks) of all nodes that run before it, joined.
+    """Return, for each node, the union of the marks (bit masks) of all nodes that run before it.
 
     Args:
-        order: producers first; one that is left out stands for no marks.
+        order: producers first; a node that is left out passes on its own marks only.
         marks: of the nodes whose descendants are sought.
     """
     before: dict[Node, int] = {}
@@ -123,7 +119,7 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
 
 
 def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
-    """Return the roots and everything they need, back edges included."""
+    """Return the roots and all nodes that they depend on, back edges included."""
     seen = set(roots)
     stack = list(seen)
     while stack:
@@ -140,7 +136,7 @@ def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
 
 
 def descendants(roots: Iterable[Node], *, controls: bool = True, unless: str = "") -> set[Node]:
-    """Return the roots and everything that depends on them.
+    """Return the roots and all nodes that depend on them.
 
     Args:
         unless: a trait of ops; readers that have it, and what only they lead to, are left out.

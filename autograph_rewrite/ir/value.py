@@ -1,4 +1,4 @@
-"""Value, Use: one output of a node, and its readers."""
+"""Defines Value, one output of a node, and Use, one reader of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Use(NamedTuple):
     """One reader of a value: input `index` of `node`."""
 
     node: Node
-    index: int  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls here
+    index: int  # type: ignore[assignment]  # it hides tuple.index, which no code calls here
 
 
 class Value:
@@ -50,7 +50,7 @@ class Value:
     def replace_all_uses_with(self, new: Value, *, keep: Collection[Node] = ()) -> None:
         """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too.
 
-        A reader that selects instances keeps its selector as long as there are instances to select from.
+        A reader keeps its selector only where `new` still has several instances for it.
         """
         span = new.node.span
         for node, index in tuple(self._uses):

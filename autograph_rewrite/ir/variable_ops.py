@@ -1,4 +1,4 @@
-"""Resource handles and updates: which variable a handle refers to, and which ops write it."""
+"""Tells which variable a resource handle refers to, and which ops write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
 _FORWARDS = ops_with("forwards_handle")
 _DENSE_ARGUMENTS = frozenset(("value", "grad", "delta"))
-"""What op definitions call the inputs of an update that have the variable's shape."""
+"""The names, in op definitions, of those inputs of an update that have the variable's shape."""
 _OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
 ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
 
@@ -28,9 +28,9 @@ def is_update(node: Node) -> bool:
 
 
 def handle_node(value: Value) -> Node:
-    """Return the node that a handle comes from, through what only hands it on.
+    """Return the node that makes a handle, followed back through nodes that only forward it.
 
-    Where ways meet, it is the one that all of them lead from; where they lead from two, it is the Merge.
+    Past a Merge, it is the node that makes the handle of every branch; the Merge itself where there are several.
     """
     node = value.node
     while node._inputs and node.op in _FORWARDS:
@@ -58,7 +58,7 @@ def _before_merge(merge: Node) -> Node:
 
 
 def handle_uses(handle: Node) -> Iterator[Use]:
-    """Yield the uses of a variable's handle, also those behind what only hands it on."""
+    """Yield the uses of a variable's handle, including those after nodes that only forward it."""
     seen, pending = {handle}, list(handle.read_outputs)
     while pending:
         for use in pending.pop().uses:
@@ -69,7 +69,7 @@ def handle_uses(handle: Node) -> Iterator[Use]:
 
 
 def written(node: Node) -> list[Node]:
-    """Return where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
+    """Return the nodes that make the handles which a node writes: a variable and its slots, or an accumulator."""
     if not (has(node.op, "writes") or node.op == "ResourceAccumulatorApplyGradient") or find_op(node.op) is None:
         return []
     typed = zip(node.inputs, node.input_dtypes, strict=False)
@@ -96,7 +96,7 @@ def touching_nodes(nodes: Iterable[Node]) -> list[Node]:
 
 
 def storage_key(handle: Node) -> tuple[str, str, str]:
-    """Return what decides which storage a handle means; on one device, equal keys are one variable."""
+    """Return the key of a handle's storage: on one device, handles with equal keys are one variable."""
     shared = handle.attr("shared_name") or handle.name.encode()
     if shared == ANONYMOUS:
         return "anonymous", "", handle.name
@@ -105,12 +105,12 @@ def storage_key(handle: Node) -> tuple[str, str, str]:
 
 
 def updates_rows(node: Node) -> bool:
-    """Return whether an update is given rows and their indices."""
+    """Return whether an update takes rows and their indices."""
     return node.op.startswith(_OF_ROWS)
 
 
 def rows_argument(op: str) -> int | None:
-    """Return the position of the rows that an update is given with their indices; None for another op."""
+    """Return the input position of the rows of an update that takes rows and indices; None for another op."""
     if not op.startswith(_OF_ROWS):
         return None
     names = [arg.name for arg in get_op(op).inputs]
@@ -123,7 +123,7 @@ def dense_inputs(update: Node) -> list[int]:
 
 
 def dense_arguments(op: str) -> list[int]:
-    """Return the positions of the inputs of updates of a type that have the variable's shape."""
+    """Return the positions of the inputs of an update op that have the variable's shape."""
     if op.startswith(_OF_ROWS):
         return []
     return [i for i, arg in enumerate(get_op(op).inputs) if arg.name in _DENSE_ARGUMENTS]

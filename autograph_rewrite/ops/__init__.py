@@ -1,1 +1,1 @@
-"""Ops: what is known of each op of TensorFlow, in one place."""
+"""Ops: the facts and rules of every op of TensorFlow, in one place."""

@@ -1,12 +1,12 @@
-"""Traits of ops: which ones measure, forward, route, read or write. Every part but the certificate asks this table.
+"""Lists traits of ops: which ops measure, forward, route, read or write; all parts but the certificate use the table.
 
 has("ShapeN", "measures")              True
 ops_with("enters")                     frozenset({"Enter", "RefEnter"})
 operands("GatherV2", "indexed_by")     (1,)
 
-Each line of the table is a trait and its ops. A word in lower case stands for all ops of another trait, `Op@1,2` says
-which operands the trait is about, and a word with other characters is a regular expression: a library may register
-such ops, too.
+Each line of the table is a trait and its ops. A word in lower case stands for all ops of another trait. `Op@1,2` lists
+the operands that the trait refers to. A word with other characters is a regular expression: libraries may register
+more ops that match.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _TRAITS: Mapping[str, str] = {
     "shapes": "Shape ShapeN",
     "lengths": "shapes Size",
     "measures": "lengths Rank",
-    # each has one output, which is a constant where the shape is known
+    # one output, which is a constant where the shape is known
     "folds_to_size": "Shape Size Rank VariableShape",
-    # what they make is small, and known as soon as the value is
+    # small results, known as soon as the shapes of the operands are
     "sizes": "measures BroadcastGradientArgs",
-    # all that they ask of a value is how large it is
+    # they read only the size of their operand
     "reads_size": "sizes ZerosLike OnesLike",
-    # ---- Values that are handed on
+    # ---- Values that are passed on
     # the same tensor, wherever the op runs
     "forwards": "Identity RefIdentity StopGradient PreventGradient Snapshot DeepCopy Copy CopyHost",
     "reshapes": "Reshape Squeeze ExpandDims",
@@ -46,10 +46,10 @@ _TRAITS: Mapping[str, str] = {
     "concatenates": "Concat ConcatV2",
     # elements of the operands, sizes among them
     "selects": "lengths cuts gathers reshapes ConcatV2 Pack Unpack Identity Cast",
-    # a size that goes through them is still that size
+    # a size that passes through them keeps its meaning
     "moves": "measures cuts reshapes ConcatV2 Pack Unpack GatherV2 Identity IdentityN Cast DynamicStitch Enter Merge "
         "Switch Fill EnsureShape Pad PadV2 Transpose",
-    # elements of one operand, or of any of them, unchanged: what is an index stays one
+    # elements of one operand, or of any of them, unchanged: an index stays an index
     "hands_on_elements":
         "Cast@0 Identity@0 Reshape@0 Squeeze@0 ExpandDims@0 Transpose@0 StridedSlice@0 Slice@0 SplitV@0 "
         "Unpack@0 Tile@0 Reverse@0 ReverseV2@0 Unique@0 UniqueV2@0 Gather@0 GatherV2@0 GatherNd@0 "
@@ -57,9 +57,9 @@ _TRAITS: Mapping[str, str] = {
         "NextIteration@0 PlaceholderWithDefault@0 TensorListFromTensor@0 TensorListGetItem@0 "
         "TensorListStack@0 Split@1",
     "hands_on_any": "Pack ConcatV2 Merge IdentityN SelectV2",
-    # joins what micro-batches make
+    # they join the results of micro-batches
     "joins": "AddN ConcatV2 Pack",
-    # the whole of what the devices of a model axis hold
+    # they join the blocks or contributions of the devices of a model axis
     "joins_shards": "AddN ConcatV2 Maximum Minimum",
     "broadcasts": "BroadcastTo Tile",
     # small operands may give a large result
@@ -70,15 +70,15 @@ _TRAITS: Mapping[str, str] = {
     "merges": "Merge RefMerge",
     "enters": "Enter RefEnter",
     "exits": "Exit RefExit",
-    # they lead from one iteration of a loop to the next
+    # they pass a value from one iteration of a loop to the next
     "back_edges": "NextIteration RefNextIteration",
     # the entrance, the exit or a junction of a branch or a loop
     "routes": "switches merges enters exits back_edges",
-    # of the handle of a variable they give a handle of the same variable
+    # the result is a handle of the same variable as the operand
     "forwards_handle": "routes Identity RefIdentity",
-    # the way of a value into a branch or a loop
+    # they forward a value into a branch or a loop
     "carries": "Identity Enter Switch",
-    # routes of references that make one reference of one, and those that do not
+    # routes from one reference to one reference, and those that join several
     "routes_reference": "RefSwitch RefEnter RefIdentity",
     "joins_references": "RefMerge RefExit RefNextIteration",
     "reference_routes": "routes_reference joins_references",
@@ -89,9 +89,9 @@ _TRAITS: Mapping[str, str] = {
     "functional": "calls branches loops SymbolicGradient",
     "chooses": "switches branches loops",
     "groups": "NoOp Identity",
-    # whether another iteration runs
+    # it decides whether another iteration runs
     "loop_test": "LoopCond",
-    # nothing but an order
+    # only control edges
     "orders": "NoOp",
     # ---- Variables
     "reference_variables": "Variable VariableV2",
@@ -102,11 +102,11 @@ _TRAITS: Mapping[str, str] = {
     "reads_rows": "ResourceGather ResourceGatherNd",
     # the contents of a variable, or rows of it
     "reads": "ReadVariableOp reads_rows",
-    # what they ask of a variable is not its contents
+    # they read properties of a variable, not its contents
     "inspects": "VariableShape VarIsInitializedOp",
     "assigns": "Assign AssignVariableOp",
     "assigns_dense": "AssignVariableOp AssignAddVariableOp AssignSubVariableOp",
-    # a block of the variable is written as the whole is
+    # they write a block of the variable as they write the whole
     "writes_blocks": r"Assign(Add|Sub|)VariableOp Resource(Sparse)?Apply\w+ "
         r"ResourceScatter(Add|Sub|Mul|Div|Min|Max|Update)",
     "writes_reference": r"Assign(Add|Sub|) "
@@ -114,16 +114,16 @@ _TRAITS: Mapping[str, str] = {
         r"(Sparse)?Apply(PowerSign|Proximal\w+|RMSProp) Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update) CountUpTo "
         "StridedSliceAssign",
     "writes": r"writes_blocks writes_reference ResourceCountUpTo ResourceScatter\w+ ResourceStridedSliceAssign",
-    # what the replicas scatter is no sum
+    # replicas' updates cannot be added up
     "scatters_one_of": "ResourceScatterMin ResourceScatterMax ResourceScatterUpdate",
-    # a read for them may share the variable's buffer
+    # a read whose readers are these may share the variable's buffer
     "shares_buffer": "ReadVariableOp inspects ResourceGather Assign.*VariableOp ResourceApply.*",
     # ---- Containers
     "cell_makers": "TensorArrayV3 StackV2",
     "gradient_cells": "TensorArrayGradV3 TensorArrayGradWithShape",
     "pops": "TensorListPopBack StackPopV2",
     "takes_element": "pops TensorListGetItem TensorArrayReadV3",
-    # the operand that is put into a list, or of which a whole list is made
+    # the operand that is put into a list, or that is made into a whole list
     "puts_element": "TensorListPushBack@1 TensorListSetItem@2 StackPushV2@1 TensorArrayWriteV3@2",
     "fills_list": "TensorListFromTensor@0 TensorArrayScatterV3@2",
     "lists": "puts_element takes_element TensorArrayScatterV3",
@@ -135,7 +135,7 @@ _TRAITS: Mapping[str, str] = {
     "container_gradients": "TensorArrayGradV2 TensorArrayGradV3",
     "accumulators": "ConditionalAccumulator ResourceConditionalAccumulator SparseConditionalAccumulator",
     "queues": "FIFOQueueV2 PaddingFIFOQueueV2 PriorityQueueV2 RandomShuffleQueueV2",
-    # what workers exchange values through
+    # workers exchange values through them
     "stores": "FIFOQueueV2 ResourceConditionalAccumulator",
     # ---- Input, chance and the process
     "fed": "Placeholder PlaceholderWithDefault",
@@ -144,26 +144,26 @@ _TRAITS: Mapping[str, str] = {
     # its value is an attribute
     "constant": "Const",
     "constants": "Const VarHandleOp Placeholder",
-    # a list of what they make takes no memory of its own
+    # a list of their results takes no extra memory
     "kept": "constants ReadVariableOp",
-    # whole, where it is needed
+    # a constant, or the value of a variable
     "weights": "Const ReadVariableOp",
     "held": "fed Const",
     # their shape is an attribute
     "states_shape": "Placeholder PlaceholderV2 reference_variables",
-    # their shape in the printed form is none that the graph would record
+    # the graph does not record the shape that their printed form has
     "says_shape": "states_shape Const",
     # the next element of an iterator, or a failure where there is none
     "draws_element": "IteratorGetNext IteratorGetNextSync",
     "input_elements": "draws_element MultiDeviceIteratorGetNextFromShard",
-    # also those that a loop over data takes out of an Optional
+    # also the element that a loop over data takes from an Optional
     "elements": "input_elements OptionalGetValue",
     "states_element_shapes": "draws_element OptionalGetValue",
-    # the first of the two seeds
+    # the operand with the first of the two seeds
     "dataset_seeds": "ShuffleDataset@2 ShuffleDatasetV3@2 ShuffleAndRepeatDataset@2 ShuffleAndRepeatDatasetV2@2 "
         "RandomDataset@0 RandomDatasetV2@0 SamplingDataset@2",
     "op_seeds": "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt Multinomial",
-    # stateful ones draw something else each time that they run
+    # stateful ops, whose result differs each time that they run
     "draws": r"Random\w* \w*TruncatedNormal(V2)? Multinomial Stateful(Uniform|StandardNormal|Random)\w* "
         r"Rng(ReadAnd)?Skip NonDeterministicInts SampleDistortedBoundingBox(V2)? \w+CandidateSampler "
         r"IteratorGetNext\w* MultiDeviceIteratorGetNext\w* QueueDequeue\w* ReaderRead\w* PyFunc EagerPyFunc",
@@ -171,7 +171,7 @@ _TRAITS: Mapping[str, str] = {
     "waits": "draws_element PyFunc EagerPyFunc QueueDequeueV2",
     "checkpoint_files": "Save SaveSlices SaveV2 Restore RestoreSlice RestoreV2 MergeV2Checkpoints",
     "input_or_output": ".*(Iterator|Dataset|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary).*",
-    # files, input, Python code or a console: those of the process whose program runs
+    # they use files, input, Python code or the console of the process whose program runs
     "of_the_program": "input_or_output .*PyFunc.* Print.*",
     "exchanges": "CollectiveReduceV2 CollectiveGatherV2 CollectiveAllToAllV2",
     # the kernel returns before the exchange is done
@@ -192,7 +192,7 @@ _TRAITS: Mapping[str, str] = {
     "matmuls": "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
     "products": "matmuls SparseMatMul Einsum",
     "convolutions": "Conv2D Conv3D DepthwiseConv2dNative",
-    # padding: EXPLICIT, SAME or VALID of a cut dimension is done on the block
+    # blocks can be padded (EXPLICIT, SAME or VALID) along the split dimension
     "pads_blocks": "Conv2D Conv2DBackpropInput Conv2DBackpropFilter MaxPool MaxPoolGrad DepthwiseConv2dNative "
         "DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter",
     "fused_batch_norms": "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
@@ -208,26 +208,26 @@ _TRAITS: Mapping[str, str] = {
     "given_size": "Range@1 UnsortedSegmentSum@2 ScatterNd@2",
     "table_lookups": "LookupTableFind LookupTableFindV2",
     "crosses": "SparseCross SparseCrossV2 SparseCrossHashed",
-    # each text by itself, where the other operands are single constants
+    # they treat each text by itself, if the other operands are single constants
     "each_text": "table_lookups Identity Equal NotEqual SelectV2 Cast AddV2 StringLower StringUpper StringStrip "
         "StringLength StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace AsString",
     # operands that hold one parameter for each element drawn
     "random_parameters": "StatelessRandomGammaV2@2 StatelessRandomGammaV3@4 StatelessRandomPoisson@2 "
         "StatelessRandomBinomial@2,3",
-    # ---- Kernels (TensorFlow 2.21, CPU; what becomes of empty blocks was found by running every op on recycled memory)
+    # ---- Kernels (TensorFlow 2.21, CPU; effects of empty blocks were found by running every op on recycled memory)
     # several operations for each element
     "transcendental": "Exp Expm1 Log Log1p Tanh TanhGrad Sigmoid SigmoidGrad Erf Erfc Erfinv Pow Sqrt Rsqrt SqrtGrad "
         "RsqrtGrad Sin Cos Softplus SoftplusGrad Softsign Elu EluGrad Selu SeluGrad Softmax LogSoftmax "
         "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits ResourceApplyAdam ResourceApplyRMSProp "
         "ResourceApplyFtrl ResourceApplyAdagradV2 ResourceApplyAdagrad",
-    # they cost what starting an op costs; an assignment takes over the buffer of its value
+    # they cost only the start of an op; an assignment takes over the buffer of its value
     "free": "views sizes inspects constants NoOp AssignVariableOp ControlTrigger",
-    # the result takes an input's memory where nobody else needs that
+    # the result reuses the memory of an input that has no other reader
     "reuses_input": "AddN BiasAdd Relu ReluGrad Softmax LogSoftmax CollectiveReduceV2 SoftmaxCrossEntropyWithLogits "
         "SparseSoftmaxCrossEntropyWithLogits",
-    # partial results are zero by meaning, but not by the kernel, when a block is empty
+    # for an empty block the contribution is zero, but the kernel leaves it undefined
     "undefined_when_empty": "BlockLSTMGrad BlockLSTMGradV2 DepthwiseConv2dNativeBackpropFilter",
-    # of any type, they get a row where a block has none, and their outputs are cut to none again
+    # for any type: an empty block gets a row, which is removed from the outputs
     "refuses_empty": "MirrorPad MirrorPadGrad",
     # oneDNN's kernels give an empty block a wrong shape, or abort the process
     "needs_a_row": "convolutions MaxPool MaxPoolGrad MaxPool3D MaxPool3DGrad LRN LRNGrad",
@@ -236,7 +236,7 @@ _TRAITS: Mapping[str, str] = {
 
 
 def _words(trait: str) -> Iterator[str]:
-    """Yield the words of a trait, those of the traits that it names included."""
+    """Yield the words of a trait, including those of the traits that it names."""
     if trait not in _TRAITS:
         raise LookupError(f"no trait of ops is called '{trait}'")
     for word in _TRAITS[trait].split():
@@ -248,7 +248,7 @@ def _words(trait: str) -> Iterator[str]:
 
 @cache
 def _parts(trait: str) -> tuple[dict[str, tuple[int, ...]], re.Pattern[str]]:
-    """Return the ops of a trait by name, each with the operands that the trait is about, and what other names match."""
+    """Return the ops of a trait, each with the operands that it refers to, and a pattern for further ops."""
     names, patterns = {}, []
     for word in _words(trait):
         name, _, at = word.partition("@")
@@ -267,12 +267,12 @@ def has(op: str, *either: str) -> bool:
 
 @cache
 def ops_with(trait: str) -> frozenset[str]:
-    """Return the ops that a trait names; what matches a regular expression of it is not among them."""
+    """Return the ops that a trait names; ops that match its regular expressions are not included."""
     return frozenset(_parts(trait)[0])
 
 
 def operands(op: str, trait: str) -> tuple[int, ...]:
-    """Return the positions of the operands of an op that a trait is about; none where the op does not have it."""
+    """Return the positions of the operands that a trait of an op refers to; none where the op lacks the trait."""
     return _parts(trait)[0].get(op, ())
 
 
@@ -282,10 +282,10 @@ def traits() -> tuple[str, ...]:
 
 
 REDUCED_BY = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
-"""The op that reduces a stack of contributions, by how they combine; a flag is stacked as a number."""
+"""The op that reduces a stack of contributions, by reduction; booleans are stacked as numbers."""
 COMBINED_BY = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
-"""The op that combines two contributions, by how they combine."""
+"""The op that combines two contributions, by reduction."""
 
-# What every walk over a graph asks: a set answers in a third of the time that `has` takes.
+# Every traversal of a graph needs these; a look-up in a set takes a third of the time of `has`.
 SWITCHES, MERGES, ENTERS, EXITS = ops_with("switches"), ops_with("merges"), ops_with("enters"), ops_with("exits")
 BACK_EDGES, READS = ops_with("back_edges"), ops_with("reads")

@@ -1,11 +1,11 @@
-"""Annotations of values: what the printed form and archives keep beside a graph, and its syntax.
+"""Reads and writes annotations: placements and spans of values, which the printed form and archives add to a graph.
 
     %dw: float32[3,4] @ partial(sum) -> replicated each
     %h: float32[?,8] @ {replica: split(0), model: split(1)} {model, replica}
 
-Behind `@` stands what the value is where it is produced: here, each replica makes a contribution. Behind the arrow
-stands what its readers are given: the sum. The last word says how often its node stands in an expanded graph.
-A bare placement is that along the batch's axis; braces name the axis of each. An axis that is not named is replicated.
+After `@` is the placement where the value is produced: here, each replica holds a contribution. After the arrow is the
+placement that its readers get: the sum. The last word is the span of its node.
+A bare placement is along the batch's axis; braces name the axis of each. An axis that is not named is replicated.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ _ARROW = re.compile(r"\s*->")
 _WORD = re.compile(r"\s*(?P<word>[A-Za-z_]\w*)")
 _MARK = re.compile(r"\s*(?P<mark>[{}:,])")
 SPAN_OF_AXES = re.compile(r"\s*\{(?P<axes>\s*[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*){0,63}\s*)\}")
-"""A span whose axes are named; attributes, which stand between braces too, have an equals sign."""
+"""A span whose axes are named; attributes, which also have braces, have an equals sign."""
 
 Others = tuple[tuple[str, Placement], ...]
-"""Placements along axes besides the batch's, without those that are replicated."""
+"""Placements along axes other than the batch's; replicated axes are left out."""
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """What is stated of one value.
+    """The stated placements of one value.
 
     Attributes:
-        placement: where it is produced, along the batch's axis.
-        readers: what its readers are given along it, where it is converted once for all of them.
-        span: how often its node stands in the expanded graph, of which this is an instance; None in a folded graph,
-            whose nodes say so themselves.
+        placement: where the value is produced, along the batch's axis.
+        readers: the placement that its readers get along that axis, where one conversion supplies them all.
+        span: of its node, for an instance in an expanded graph; None in a folded graph, whose nodes have a span.
         where: the line that states it.
-        others: where it is produced along other axes.
-        readers_others: what its readers are given along them, where it is converted.
+        others: where it is produced, along other axes.
+        readers_others: the placements that its readers get along these, where it is converted.
     """
 
     placement: Placement
@@ -66,7 +65,7 @@ class Annotation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says no more than that every replica has the value."""
+        """Whether it says only that every replica has the value."""
         return self.placement == REPLICATED and not self.others and self.readers is None
 
 
@@ -82,7 +81,7 @@ def placements_text(placement: Placement, others: Others = ()) -> str:
 def annotation(
     placement: Placement, seen: Placement, span: Span | None = None, others: Others = (), seen_others: Others = ()
 ) -> Annotation:
-    """Return what is stated of a value that propagation has reached; equal ones are one object."""
+    """Return the annotation of a value that propagation has reached; equal annotations are one object."""
     if (seen, seen_others) == (placement, others):
         return Annotation(placement, None, span, others=others)
     return Annotation(placement, seen, span, others=others, readers_others=seen_others)
@@ -93,10 +92,10 @@ Annotations = Mapping[str, Annotation]
 
 
 class MisreadError(GraphError):
-    """A word of an annotation that says nothing.
+    """A word of an annotation that cannot be read.
 
     Args:
-        at: where it stands in what was read.
+        at: its position in the text.
     """
 
     def __init__(self, problem: str, at: int, hint: str) -> None:
@@ -105,13 +104,13 @@ class MisreadError(GraphError):
 
 
 def read_annotation(text: str, at: int = 0) -> tuple[Annotation, int]:
-    """Return the annotation that begins at a position, and the position behind it.
+    """Return the annotation that begins at a position, and the position after it.
 
     Args:
-        text: a line, or what stands behind an `@`.
+        text: a line, or the part of it after an `@`.
 
     Raises:
-        MisreadError: an unknown word, or none.
+        MisreadError: a word is unknown or missing.
     """
     placement, others, at = _placements(text, at)
     readers, span, readers_others = None, None, Others()
@@ -129,10 +128,10 @@ def read_annotation(text: str, at: int = 0) -> tuple[Annotation, int]:
 
 
 def span_of(found: re.Match[str]) -> Span:
-    """Return the span that `SPAN_OF_AXES` has found.
+    """Return the span that a match of `SPAN_OF_AXES` names.
 
     Raises:
-        MisreadError: there is no such axis.
+        MisreadError: an axis is unknown.
     """
     axes, start = set(), found.start("axes")
     for written in found["axes"].split(","):
@@ -142,13 +141,13 @@ def span_of(found: re.Match[str]) -> Span:
 
 
 def placements_of(text: str) -> dict[str, Placement]:
-    """Return the placements by axis that a text is, without those that are replicated.
+    """Read placements, by axis; replicated axes are left out.
 
     Args:
         text: `split(0)`, or `{replica: split(0), model: split(1)}`.
 
     Raises:
-        MisreadError: it is no such thing.
+        MisreadError: the text states no placements.
     """
     placement, others, at = _placements(text, 0)
     if text[at:].strip():
@@ -158,19 +157,19 @@ def placements_of(text: str) -> dict[str, Placement]:
 
 @cache
 def placement_of(text: str) -> Placement:
-    """Return the placement that a text is.
+    """Read one placement.
 
     Args:
-        text: as the printed form has it, `split(0)`.
+        text: as the printed form spells it, `split(0)`.
 
     Raises:
-        MisreadError: it is none.
+        MisreadError: the text is no placement.
     """
     return _placement(text, 0)[0]
 
 
 def _placements(text: str, at: int) -> tuple[Placement, Others, int]:
-    """Return the placement along the batch's axis, those along others, and the position behind them."""
+    """Return the placement along the batch's axis, those along others, and the position after them."""
     if not (mark := _MARK.match(text, at)) or mark["mark"] != "{":
         placement, at = _placement(text, at)
         return placement, (), at

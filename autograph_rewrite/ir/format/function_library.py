@@ -1,4 +1,4 @@
-"""The function library of a graph: each function parsed once, at its first use, attributes still encoded."""
+"""Reads the function library of a graph: parses each function once, at its first use, with attributes still encoded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Function:
 
     Attributes:
         nodes: the body; inputs in function syntax (`arg`, `node:out:0`, `^node`).
-        returns: result name -> the tensor that it is, in function syntax.
+        returns: the tensor of each result, by the result's name, in function syntax.
         control_returns: the nodes that a call must run for their effect.
-        polymorphic: it has attributes of its own, which a call must give.
+        polymorphic: the function declares attributes, which a call must give.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Function:
 
 
 class Library:
-    """Functions by name. Finding them reads only their names; bodies are parsed when asked for."""
+    """Functions by name. A look-up reads only names; `get` parses a body."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -70,11 +70,11 @@ class Library:
         return self._parsed[name]
 
     def add(self, function: Function) -> None:
-        """Take a function that a lowering writes; it is no part of what `subset` encodes."""
+        """Add a function that a lowering writes; `subset` does not encode it."""
         self._parsed[function.name] = function
 
     def input_shapes(self, name: str) -> list[tuple[int | None, ...] | None]:
-        """Return the static shapes that the graph records of a function's arguments; None for an unknown rank."""
+        """Return the recorded static shapes of a function's arguments; None for an unknown rank."""
         function = proto("FunctionDef")()
         start, stop = self._where[name]
         function.ParseFromString(self._data[start:stop])
@@ -86,9 +86,9 @@ class Library:
         return found
 
     def subset(self, names: Iterable[str]) -> bytes:
-        """Return the encoded library of some functions and what they call, without recorded static shapes.
+        """Return the encoded library of some functions and their callees, without recorded static shapes.
 
-        Shapes are an export's addition: a runtime that knows the function by this name knows it without.
+        An export adds the shapes; the runtime has the function under the same name without them.
         """
         library = proto("FunctionDefLibrary")()
         wanted = list(dict.fromkeys(names))
@@ -106,9 +106,9 @@ class Library:
         return data
 
     def expanded_sizes(self, roots: Iterable[str]) -> dict[str, int]:
-        """Return how many nodes a call of some functions comes to, those of the functions that they call included.
+        """Return how many nodes a call of each function has after inlining, callees included.
 
-        A function that calls itself is counted once: whoever expands it refuses it.
+        A function that calls itself is counted once: inlining refuses it.
         """
         sizes: dict[str, int] = {}
         for root in roots:
@@ -131,11 +131,7 @@ class Library:
 
 
 def called(op_name: str, attrs: Mapping[str, object], library: Library) -> Iterator[str]:
-    """Yield the functions that a node names: by its op, or in an attribute.
-
-    Args:
-        attrs: of the node, encoded or decoded.
-    """
+    """Yield the functions that a node names: by its op, or in an attribute."""
     if op_name in library:
         yield op_name
     for key in _function_attrs(op_name):
@@ -171,7 +167,7 @@ def _parse(data: bytes, start: int, stop: int) -> Function:
             signature = proto("OpDef").FromString(data[at:end])
         elif field == _NODE:
             node = wire.read_node(data, at, end)
-            node.attrs.pop("_class", None)  # colocation inside the body: the call's device decides
+            node.attrs.pop("_class", None)  # colocation inside the body: the device of the call decides
             nodes.append(node)
         elif field == _RETURN:
             key, value = _entry(data, at, end)

@@ -1,9 +1,9 @@
-r"""Attribute values as text that can be read back: what the full printed form has between braces.
+r"""Writes attribute values as text that can be read back: the braces of the full printed form.
 
     b"0\x01" ──write──► float32 ──read──► b"0\x01"        float32[2,1][0.5, 1.0]   [1, 2]   "text"   @body{T=int32}
 
 A large constant is a string in base 64, or one element where the graph states one for all: float32[1000,32] splat 0.1
-Bytes that no readable text gives back exactly are written as `raw"..."`, the AttrValue in base 64.
+Values that no readable text reproduces exactly are written as `raw"..."`, the AttrValue in base 64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_tensor, encode, is_splat, splat_element
 from autograph_rewrite.ir.types.protos import proto
 
-LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
+LONGEST = 64  # elements of a tensor that are written one by one; longer tensors are one string in base 64
 _KINDS = {b"\x12": "string", b"\x18": "int", b"%": "float", b"(": "bool", b"0": "type", b":": "shape", b"B": "tensor",
           b"R": "func"}  # fmt: skip
 _TRUTHS = ("true", "false")
@@ -106,7 +106,7 @@ def _element_text(element: Any) -> str:
 
 
 def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
-    """Tell whether two values are the same; equal tensors may be encoded in several ways."""
+    """Return whether two values are the same; equal tensors may have different encodings."""
     if raw == wanted:
         return True
     if isinstance(raw, PerInstance) or wanted[:1] != b"B" or raw[:1] != b"B":
@@ -128,8 +128,8 @@ class Literals:
     def __init__(self, text: str, at: int = 0) -> None:
         self.text = text
         self.at = at
-        self.string = ""  # what the last token says, if it is a string
-        self.constant: tuple[int, Shape | None] | None = None  # type and shape of a constant that does not say its own
+        self.string = ""  # content of the last token, if it is a string
+        self.constant: tuple[int, Shape | None] | None = None  # type and shape of a constant that does not state them
 
     def peek(self) -> str:
         """Return the next mark or word; empty for anything else."""
@@ -140,7 +140,7 @@ class Literals:
         """Return the next token.
 
         Raises:
-            GraphError: it is not the wanted one, or none at all.
+            GraphError: there is none, or it is not the wanted one.
         """
         found = _TOKEN.match(self.text, self.at)
         if found is None or (wanted and found.group().strip() != wanted):
@@ -148,12 +148,12 @@ class Literals:
             what = f"'{wanted}'" if wanted else "a value"
             raise GraphError(f"{what} is wanted where '{here}' stands")
         self.at = found.end()
-        if found["string"]:  # a pattern would remember each letter of it
+        if found["string"]:  # a regular expression needs memory for each character of a long string
             self.string, self.at = self._string(found.end() - 1)
         return found
 
     def _string(self, at: int) -> tuple[str, int]:
-        """Return the string that begins with a quotation mark somewhere, and where it ends."""
+        """Return the string whose opening quotation mark is at a position, and the position of its end."""
         try:
             text, end = _JSON.raw_decode(self.text, at)
         except ValueError:
@@ -161,7 +161,7 @@ class Literals:
         return text, end
 
     def attrs(self, kinds: Mapping[str, str]) -> dict[str, bytes | PerInstance]:
-        """Return what stands between braces, by attribute; `kinds` are those that an op declares."""
+        """Read attributes between braces, by name; `kinds` are those that the op declares."""
         self.next("{")
         found: dict[str, bytes | PerInstance] = {}
         for _ in self._until("}"):
@@ -173,7 +173,7 @@ class Literals:
         return found
 
     def _until(self, end: str) -> Iterator[None]:
-        """Stop before each item of a list, of which the caller reads it; read the commas between them, and the end."""
+        """Yield before each item of a list, which the caller reads; read the commas between items, and the end."""
         while self.peek() != end:
             yield
             if self.peek() != end:
@@ -184,7 +184,7 @@ class Literals:
         """Return one encoded value.
 
         Args:
-            kind: what the op declares; None to go by the text.
+            kind: as the op declares it; None to infer it from the text.
         """
         if self.peek() == "each":
             return self._each(kind)
@@ -243,7 +243,7 @@ class Literals:
         return encode("type", number)
 
     def _contents(self, dtype: int, shape: Shape | None) -> Any:
-        """Return a constant; without a shape it is a scalar or a vector, as it is written."""
+        """Return a constant; without a shape, the text decides whether it is a scalar or a vector."""
         token = self.next()
         if token["word"] == "splat":
             return self._splat(dtype, shape)
@@ -261,11 +261,11 @@ class Literals:
         return array.reshape([dim or 0 for dim in shape])
 
     def _coded(self, dtype: int) -> Any:
-        """Return the elements that the last token says in base 64."""
+        """Return the elements that the last token holds in base 64."""
         return np.frombuffer(base64.b64decode(self.string), dtypes.numpy_dtype(dtype))
 
     def _splat(self, dtype: int, shape: Shape | None) -> Any:
-        """Return a constant whose elements are all the one that follows; no memory is taken for them."""
+        """Return a constant whose elements all equal the next token, without memory for each."""
         token = self.next()
         if token["coded"] == "b64":
             (element,) = self._coded(dtype)
@@ -287,7 +287,7 @@ class Literals:
         return float(token["number"]) if is_float else int(token["number"])
 
     def shape(self) -> Shape | None:
-        """Return the shape behind an opening bracket."""
+        """Return the shape after an opening bracket."""
         if self.peek() == "...":
             self.next()
             self.next("]")
@@ -301,7 +301,7 @@ class Literals:
         return tuple(dims)
 
     def _list(self, kind: str | None) -> bytes:
-        """Return a list, or a shape where the op declares one, behind its opening bracket."""
+        """Return a list, or a shape where the op declares one, after its opening bracket."""
         if kind == "shape":
             return encode("shape", self.shape())
         if kind is not None and not kind.startswith("list("):

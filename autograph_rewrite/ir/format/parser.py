@@ -1,11 +1,11 @@
-"""Reads the printed form of a graph: what `ir.format.printer` writes, and what people write by hand.
+"""Reads the printed form of a graph, which `ir.format.printer` or a person wrote.
 
     %x: float32[?,16] @ replicated -> split(0) = Placeholder()
     %y: float32 @ split(0) = MatMul(%x, %w) {transpose_b=true} ^ready @CPU:0 each        # a comment
     %z: float32 @ {replica: split(0), model: split(1)} = MatMul(%y, %v) {model, replica} stage=1
 
-Types and counts that are not stated are read off operands and results. A line may read what stands below it. Placements
-(`ir.format.annotations`) are kept beside the graph, by the names of values.
+Types and counts that are not stated are inferred from operands and results. A line may read results of later lines.
+Annotations (`ir.format.annotations`) are returned next to the graph, by the names of values.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _BINARY = re.compile(r'(?P<what>library|versions|fields)\s*=\s*b64(?P<data>"[^"]
 
 
 class Text(NamedTuple):
-    """What a text says.
+    """The graph and the annotations that a text describes.
 
     Attributes:
-        placements: what it states of values, by their names.
+        placements: annotations by value name.
     """
 
     graph: Graph
@@ -65,7 +65,7 @@ class Text(NamedTuple):
 
 
 class _Typed(NamedTuple):
-    """An operand whose node may not exist yet: what inferring attributes asks of it."""
+    """An operand whose node may not exist yet, as `infer` needs it."""
 
     dtype: int
 
@@ -106,12 +106,12 @@ def read(text: str, *, replicas: int = 0, name: str = "text") -> Text:
 
     Args:
         text: lines as `ir.format.printer.render` prints them.
-        replicas: for how many inputs `all(%x)` stands; 0 where the lines that read it state their counts themselves.
-        name: what errors call the text, a file's name as a rule.
+        replicas: for how many inputs `all(%x)` stands; 0 where the lines that read it state their counts.
+        name: of the text in errors, usually a file name.
 
     Raises:
-        GraphError: a line cannot be read, or reads what no line makes; it says which line, and of the words of a
-            placement which column.
+        GraphError: a line cannot be read, or reads a value that no line makes; it names the line, and the column of a
+            word in an annotation.
     """
     graph, lines, anchors = Graph(), {}, []
     for number, written in enumerate(text.splitlines(), 1):
@@ -138,7 +138,7 @@ def read(text: str, *, replicas: int = 0, name: str = "text") -> Text:
 
 
 def _placements(graph: Graph, lines: Iterable[_Line], name: str) -> dict[str, Annotation]:
-    """Return what lines state of their results, by the names of values."""
+    """Return the annotations that lines state, by the names of values."""
     found = {}
     for line in lines:
         node, where = graph.nodes[line.name], f"{name}:{line.number}"
@@ -152,7 +152,7 @@ def _placements(graph: Graph, lines: Iterable[_Line], name: str) -> dict[str, An
 
 
 class _Place:
-    """Says in every error which line it is about, and which column where that is known."""
+    """Adds the line to every error, and the column where it is known."""
 
     def __init__(self, name: str, number: int, indent: int = 0) -> None:
         self._where = f"{name}:{number}"
@@ -202,13 +202,13 @@ def _line(content: str, number: int) -> _Line:
 
 
 def _names_axes(content: str, at: int) -> bool:
-    """Return whether a span stands where attributes may: words between braces, of which one is an axis."""
+    """Return whether the braces at a position hold a span instead of attributes: words, one of which is an axis."""
     found = SPAN_OF_AXES.match(content, at)
     return found is not None and any(is_axis(word.strip()) for word in found["axes"].split(","))
 
 
 def _types(content: str, at: int, end: int, line: _Line) -> None:
-    """Read the types of results, each with the placement that may stand behind it."""
+    """Read the types of results, each with an optional annotation after it."""
     text = content[:end].rstrip()
     at += len(text[at:]) - len(text[at:].lstrip())
     if text.startswith("(", at):
@@ -236,7 +236,7 @@ def _types(content: str, at: int, end: int, line: _Line) -> None:
 
 
 def _operands(content: str, at: int, line: _Line) -> int:
-    """Read operands up to the closing parenthesis; return the position behind it."""
+    """Read operands up to the closing parenthesis; return the position after it."""
     while not content.startswith(")", at):
         found = _OPERAND.match(content, at)
         if found is None or content[found.end() : found.end() + 1] not in (",", ")"):
@@ -317,7 +317,7 @@ def _node(graph: Graph, name: str) -> Node:
 
 
 def _attributes(line: _Line, types: Mapping[str, Sequence[int | None]], replicas: int) -> dict[str, Any]:
-    """Return the encoded attributes of a line, with those that its results and operands decide."""
+    """Return the encoded attributes of a line, including those that are inferred from its results and operands."""
     op = find_op(line.op)
     if op is None:
         return line.attrs
@@ -345,11 +345,11 @@ def _attributes(line: _Line, types: Mapping[str, Sequence[int | None]], replicas
 
 
 def _infer_from_results(op: OpDef, line: _Line, raw: dict[str, Any]) -> None:
-    """Fill in what the stated results decide and no operand does, as the element type of a constant."""
+    """Fill in attributes that the stated results decide and no operand does, such as the type of a constant."""
     read = {name for arg in op.inputs for name in (arg.type_attr, arg.number_attr, arg.type_list_attr)}
     results = [dtype for dtype, _ in line.types]
     for at, arg in enumerate(op.outputs):
-        if arg.type_list_attr or arg.number_attr:  # takes all that follows: no op has two such results
+        if arg.type_list_attr or arg.number_attr:  # it takes all that the others leave: no op has two list results
             behind = len(op.outputs) - at - 1
             here = results[at : len(results) - behind]
             if arg.type_list_attr and arg.type_list_attr not in read:

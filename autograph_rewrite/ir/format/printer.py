@@ -1,9 +1,9 @@
-"""The printed form of a graph: one line per node, stable, and as diffable as source code.
+"""Prints a graph as text: one line per node, stable, and as diffable as source code.
 
     %layer/MatMul: float32[?,16] @ split(0) = MatMul(%x, %w) {transpose_b=true} ^assert @CPU:0 each  # reshard for loss
 
-Nodes stand in topological order, attributes by name; what the op's defaults or the types already say is left out, as is
-that a value is replicated. Of a large constant the first values and a checksum are shown. The full form holds
+Nodes are in topological order, attributes sorted by name. Default attributes, attributes that the types imply, and
+replicated placements are left out. A large constant is shown as its first values and a checksum. The full form has
 everything; `ir.format.parser` reads both.
 """
 
@@ -33,18 +33,18 @@ from autograph_rewrite.ir.types.opdefs import OWN, find_op
 from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.ops.traits import has
 
-SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
+SHOWN_ELEMENTS = 8  # of a constant; a longer constant shows three and a checksum
 SHOWN_TEXT = 60
-SMALL = 256  # bytes of an attribute whose text is kept
+SMALL = 256  # bytes of the largest attribute whose text is cached
 NO_PLACEMENTS: Annotations = MappingProxyType({})
 NO_REMARKS: Mapping[str, str] = MappingProxyType({})
 _LEGAL = re.compile(r"[\w.\-/>\\]+", re.ASCII)
 Shapes = Callable[[Value], Shape | None]
-"""What tells the static shape of a value; None for an unknown one."""
+"""Returns the static shape of a value; None for an unknown rank."""
 
 # The first byte of an AttrValue tells the kind of its value; types in a list are packed.
 _LIST, _TYPE, _SHAPE, _TENSOR, _TYPES = b"\n", b"0", b":", b"B", b"2"
-# Shown elsewhere in the line, or bookkeeping of TensorFlow's Python layer on nearly every node.
+# Shown elsewhere in the line, or added to nearly every node by TensorFlow's Python layer.
 _UNSHOWN = frozenset((PASS_ATTR, ORIGIN_ATTR, "_output_shapes", "_has_manual_control_dependencies", "debug_name"))
 
 
@@ -62,11 +62,11 @@ def render(
 
     Args:
         nodes: which of its nodes; None for all.
-        shapes: what tells the static shapes of values; None for what nodes state themselves.
+        shapes: gives the static shapes of values; None for the shapes that nodes state.
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
-        placements: of values, by their names, as far as they are known.
-        remarks: comments behind the lines of nodes, by their names; the full form has none.
-        places: with where nodes are along axes on which they have no instances; the full form always has that.
+        placements: known annotations by value name.
+        remarks: comments after the lines of nodes, by node name; the full form has none.
+        places: with the coordinates of nodes on axes along which they have no instances, as the full form always has.
     """
     try:
         order = topological_order(graph)
@@ -93,9 +93,8 @@ def line(
     """Return the line of one node.
 
     Args:
-        placements: as for `render`; what every replica has is left out.
-        remark: what a comment says beside the provenance.
-        places: as for `render`.
+        placements: as for `render`; those of replicated values are left out.
+        remark: text of the comment, after the provenance.
     """
     stated = {i: one for i, one in _of_results(node, placements).items() if not one.is_plain}
     parts = [f"%{node.name}{_result(node, shapes, stated)} = {node.op}({_inputs(node)})"]
@@ -111,7 +110,7 @@ def line(
 
 
 def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
-    """Return the line of one node with all that it holds."""
+    """Return the line of one node in the full form."""
     result = _result(node, shapes, _of_results(node, placements))
     parts = [f"%{quoted(node.name)}{result} = {node.op}({_inputs(node)})"]
     if node.attrs:
@@ -126,7 +125,7 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
 
 
 def _where(node: Node, places: bool) -> Iterator[str]:
-    """Yield along which axes the instances of a node lie, and where along others it is."""
+    """Yield the span of a node and its coordinates on other axes."""
     if node.span != ONCE:
         yield word(node.span)
     for axis, at in sorted(node.place.items()) if places else ():
@@ -144,12 +143,12 @@ def _coded(data: bytes) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def quoted(name: str) -> str:
-    """Return a node's name as it is, or as a string where it has characters that TensorFlow itself refuses."""
+    """Return a node's name unchanged, or as a string where it has characters that TensorFlow refuses."""
     return name if _LEGAL.fullmatch(name) else json.dumps(name)
 
 
 def provenance(node: Node) -> str:
-    """Say which pass made a node, and for which original one; empty for an original."""
+    """Return which pass made a node, and for which original node; empty for an original node."""
     if PASS_ATTR not in node._attrs:
         return ""
     made_by, origin = node.attr(PASS_ATTR), node.attr(ORIGIN_ATTR)
@@ -158,7 +157,7 @@ def provenance(node: Node) -> str:
 
 
 def static_shape(value: Value) -> Shape | None:
-    """Return the shape that a node states itself, which is all that can be known without inference."""
+    """Return the shape that the value's node states; shapes that need inference are None."""
     return _stated_shape(value.node, value.index)
 
 
@@ -188,7 +187,7 @@ def type_text(dtype: int, shape: Shape | None) -> str:
 
 
 def _of_results(node: Node, placements: Annotations) -> dict[int, Annotation]:
-    """Return what is known of the results of a node, by their positions."""
+    """Return the known annotations of the results of a node, by their positions."""
     if not placements:
         return {}
     name = node.name
@@ -226,7 +225,7 @@ def _value(value: Value) -> str:
 def shown_attrs(node: Node) -> dict[str, str]:
     """Return the attributes worth reading, as text, by name."""
     op, attrs = node.op, node._attrs
-    text = literals.write if op in OWN else attr_text  # what those say is never shortened
+    text = literals.write if op in OWN else attr_text  # attributes of the package's ops are never shortened
     return {
         key: text(attrs[key])
         for key in sorted(attrs)
@@ -235,7 +234,7 @@ def shown_attrs(node: Node) -> dict[str, str]:
 
 
 def _goes_without_saying(name: str, key: str, raw: bytes | PerInstance) -> bool:
-    """Return whether an attribute is as the op declares it, or stands in the type of the result."""
+    """Return whether an attribute has its default, or the type of the result implies it."""
     op = find_op(name)
     if op is None:
         return False
@@ -254,7 +253,7 @@ def attr_text(raw: bytes | PerInstance) -> str:
 
 @lru_cache(maxsize=65536)
 def _small_text(raw: bytes) -> str:
-    """Return what instances of one node, and nodes of one kind, have in common."""
+    """Return the cached text: instances of one node, and nodes of one kind, share their attributes."""
     return _attr_text(raw)
 
 
@@ -306,7 +305,7 @@ def _bytes_text(value: bytes) -> str:
 
 
 def _tensor_text(raw: bytes) -> str:
-    """Return the value of a constant; the shape is told by its type."""
+    """Return the value of a constant without its shape, which the printed type has."""
     tensor = proto("AttrValue").FromString(raw).tensor
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     size = int(np.prod(shape, dtype=np.int64))
@@ -326,7 +325,7 @@ def _tensor_text(raw: bytes) -> str:
 
 
 def _head(tensor: Any, size: int) -> str:
-    """Return the first three values of a long tensor without decoding the rest, where that is possible."""
+    """Return the first three values of a long tensor without decoding the rest; "" where that is not possible."""
     dtype = dtypes.numpy_dtype(tensor.dtype)
     if dtype is None or not tensor.tensor_content or len(tensor.tensor_content) != size * dtype.itemsize:
         return ""

@@ -1,4 +1,4 @@
-"""GraphDef bytes to Graph and back, exactly; only this file knows the syntax `^name` and `name:1`."""
+"""Converts GraphDef bytes to a Graph and back, exactly; only this file knows the syntax `^name` and `name:1`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.opdefs import OWN
 
 TWO_GIB = 2**31 - 1
-_INDEX = re.compile("[0-9]{1,5}")  # a longer one is corruption, and would cost memory
+_INDEX = re.compile("[0-9]{1,5}")  # a longer number is corrupt, and would allocate that many outputs
 _FEW = 64
-"""Outputs that a node is given unseen: looking up how many it has takes longer than making them."""
+"""Outputs that are made without a check against the op's signature, which takes longer than making them."""
 
 
 def from_bytes(data: bytes) -> Graph:
     """Build a graph from an encoded GraphDef.
 
     Raises:
-        GraphError: the bytes are not a GraphDef, a name appears twice, or an input does not exist.
+        GraphError: the bytes are not a GraphDef, a name occurs twice, or an input does not exist.
     """
     graph = Graph()
     pending: list[tuple[Node, list[str]]] = []
@@ -115,7 +115,7 @@ def to_bytes(graph: Graph) -> bytes:
     """Encode a graph without EACH nodes as a GraphDef.
 
     Raises:
-        GraphError: over 2 GiB, or still folded, or with ops that only passes know.
+        GraphError: the graph is over 2 GiB, is still folded, or has ops of the package or places.
     """
     nodes = []
     for node in graph:

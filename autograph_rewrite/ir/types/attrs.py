@@ -1,4 +1,4 @@
-r"""Attribute values between their wire bytes and Python values, decoded only when asked for.
+r"""Converts attribute values between wire bytes and Python values, decoding only when asked.
 
     b"0\x01" ◄─encode(kind="type")── 1 ──decode──► 1
 
@@ -26,7 +26,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class FunctionName:
-    """A function-valued attribute: the function's name and the raw values of its own attributes."""
+    """A function-valued attribute: the function's name and the raw values of the function's attributes."""
 
     name: str
     attrs: tuple[tuple[str, bytes], ...] = ()
@@ -34,9 +34,9 @@ class FunctionName:
 
 _NEGATIVE = 1 << 64
 _MOST_KEPT = 2**16
-"""Bytes of an array that is decoded once for all nodes that have it."""
+"""Largest array, in bytes, that is decoded once and shared by all nodes that have it."""
 _MOST_FILLED = 2**29
-"""Bytes of an array of which the file states only the beginning, and the rest is its last element again and again."""
+"""Largest array, in bytes, of which a file states the first elements only; the last of them fills the rest."""
 
 
 def decode(raw: bytes) -> Any:  # the value's type depends on the attribute's kind
@@ -54,7 +54,7 @@ def decode(raw: bytes) -> Any:  # the value's type depends on the attribute's ki
 
 
 class _LargeError(Exception):
-    """A few bytes stand for an array that is too large to be kept."""
+    """A few bytes encode an array that is too large to cache."""
 
 
 def _decode(raw: bytes) -> Any:
@@ -118,7 +118,7 @@ def decode_tensor(tensor: Any) -> Any:
     size = int(np.prod(shape, dtype=np.int64))
     if tensor.tensor_content:
         return np.frombuffer(tensor.tensor_content, dtype=dtype).reshape(shape).copy()
-    values: Any  # of an element type that only the message knows
+    values: Any  # an array whose element type is known at run time only
     if tensor.dtype == dtypes.HALF:
         values = np.array(tensor.half_val, dtype=np.uint16).view(np.float16)
     elif tensor.dtype == dtypes.COMPLEX64:
@@ -199,7 +199,7 @@ def _put_tensor(message: Any, value: Any) -> None:
         return
     array = np.asarray(value)
     if array.dtype.kind in "SU" or array.dtype == object:
-        array = np.asarray(value, dtype=object)  # numpy's own strings lose trailing zero bytes
+        array = np.asarray(value, dtype=object)  # numpy's fixed-width strings lose trailing zero bytes
         message.dtype = dtypes.STRING
         message.string_val.extend(v.encode() if isinstance(v, str) else bytes(v) for v in array.ravel())
     else:
@@ -210,7 +210,7 @@ def _put_tensor(message: Any, value: Any) -> None:
 
 
 def _put_element(message: Any, element: Any) -> bool:
-    """State one element for all of a tensor; return whether its type has a field for that."""
+    """Write one element that stands for the whole tensor; return whether its type has a field for that."""
     if message.dtype == dtypes.HALF:
         message.half_val.append(int(element.view(np.uint16)))
     elif message.dtype == dtypes.COMPLEX64:

@@ -1,9 +1,9 @@
-"""Canonical device names, from every spelling that a user may write.
+"""Turns every spelling of a device name that a user may write into its canonical name.
 
     CPU:0   /cpu:0   /device:CPU:0                 ->  /device:CPU:0
     /job:worker/task:1/GPU:0                       ->  /job:worker/replica:0/task:1/device:GPU:0
 
-Pure text: whether a device exists is for `plan.verify` to say, which is told what there is.
+Pure text: `plan.verify` checks whether a device exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeviceNameError(ConfigError, ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its kind and index, and the process that owns it when that is not this one."""
+    """A device: its kind and index, and the process that owns it where that is another process."""
 
     kind: str
     index: int
@@ -49,7 +49,7 @@ class Device:
         return f"{place}/device:{self.kind}:{self.index}"
 
 
-@lru_cache(2**16)  # of thousands of workers, each name is asked for many times
+@lru_cache(2**16)  # a job of thousands of workers asks for each name many times
 def parse(text: str) -> Device:
     """Read a device name in any spelling that TensorFlow has.
 
@@ -76,23 +76,17 @@ def canonical(text: str) -> str:
 
 
 def process_of(text: str) -> str:
-    """The process that owns a device, as in `/job:worker/replica:0/task:1`; empty for a device of this one."""
+    """The process that owns a device, as in `/job:worker/replica:0/task:1`; empty for a device of this process."""
     return text.rpartition("/device:")[0]
 
 
 def on_task(text: str, job: str, task: int) -> str:
-    """The canonical name of a device of this process as another process calls it.
-
-    Args:
-        text: a device in any spelling.
-        job: such as "worker".
-        task: number of the process in its job.
-    """
+    """The canonical name of a device of this process as another process calls it."""
     return str(replace(parse(text), job=job, replica=0, task=task))
 
 
 def short(text: str) -> str:
-    """The short name of a device of this process, the whole name of another's."""
+    """The short name of a device of this process; the whole name of a device of another process."""
     device = parse(text)
     return str(device) if device.job else device.short
 
@@ -100,7 +94,7 @@ def short(text: str) -> str:
 def accelerators(names: Iterable[str]) -> tuple[str, ...]:
     """The devices among `names` that are meant for compute, in their order, canonical.
 
-    `TPU_SYSTEM` and `XLA_*` are views of a device that is listed under its own name as well.
+    `TPU_SYSTEM` and `XLA_*` are views of a device that is also listed as `TPU`, `GPU` or `CPU`.
     """
     devices = (parse(name) for name in names)
     return tuple(str(device) for device in devices if device.kind in ("GPU", "TPU", "XPU", "NPU"))
@@ -125,7 +119,7 @@ def _kind_and_index(text: str, last: str) -> tuple[str, int]:
         raise DeviceNameError(
             f"'{text}' is not a device: its index '{index}' is not a number", hint=f"write {kind.upper()}:0"
         )
-    # Plug-ins register kinds of their own: those must be spelled out, which no slip of the hand does.
+    # Plug-ins register more kinds. Those need the prefix `device:`, so that a typing error is not taken for one.
     if not explicit and kind.upper() not in KINDS:
         close = difflib.get_close_matches(kind.upper(), KINDS, n=1)
         hint = f"did you mean '{close[0]}:{index}'?" if close else "spell a plug-in's kind /device:KIND:0"

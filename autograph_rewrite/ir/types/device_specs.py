@@ -1,9 +1,9 @@
-"""Device specifications as graphs hold them: any part may be missing, and then means "any".
+"""Parses device specifications as graphs hold them: any part may be missing, and then means "any".
 
     /job:worker/task:1        the whole process            /device:GPU:*   some GPU
     /device:CPU:0, /cpu:0     of any process               (empty)         wherever TensorFlow likes
 
-What users write in a plan names one device, and is read by `ir.types.device_names`.
+A plan names single devices; `ir.types.device_names` reads those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Spec(NamedTuple):
     number: str = ""
 
     def fits(self, device: Spec) -> bool:
-        """Tell whether nothing that both say differs."""
+        """Return whether the two agree in every part that both state."""
         return all(not mine or not other or mine == other for mine, other in zip(self, device, strict=True))
 
 
@@ -48,13 +48,13 @@ def parse(text: str) -> Spec | None:
 
 
 def canonical(text: str) -> str:
-    """Return one spelling for all spellings of a device; what cannot be read stays as it is."""
+    """Return one spelling for all spellings of a device; a malformed text is returned unchanged."""
     spec = parse(text)
     return text if spec is None else _spelled(spec)
 
 
 def process(text: str) -> str:
-    """Return the process that a device is in; empty where it does not say."""
+    """Return the process of a device; empty where the text does not name one."""
     spec = parse(text)
     return "" if spec is None or not spec.task else _spelled(spec._replace(kind="", number=""))
 
@@ -67,13 +67,13 @@ def _spelled(spec: Spec) -> str:
 
 
 def reachable(devices: Iterable[str]) -> list[Spec]:
-    """Return the given devices and the host CPU beside each of them."""
+    """Return the given devices and the host CPU of each."""
     specs = [spec for spec in map(parse, devices) if spec is not None]
     return list(dict.fromkeys([*specs, *(spec._replace(kind="CPU", number="0") for spec in specs)]))
 
 
 def short(text: str) -> str:
-    """Return `CPU:0` for `/device:CPU:0`; what names a process or is no full name stays whole."""
+    """Return `CPU:0` for `/device:CPU:0`; a text that names a process, or lacks kind or number, stays whole."""
     spec = parse(text)
     if spec is None or spec.job or spec.replica or spec.task or not spec.kind or not spec.number:
         return text

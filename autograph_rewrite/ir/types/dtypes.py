@@ -54,7 +54,7 @@ def numpy_dtype(dtype: int) -> np.dtype[np.generic] | None:
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int:
-    """Return TensorFlow's number for a numpy element type; objects are texts.
+    """Return TensorFlow's number for a numpy element type; `object` stands for strings.
 
     Raises:
         KeyError: numpy type without an equivalent.
@@ -69,7 +69,7 @@ def width(dtype: int) -> int:
 
 
 def nbytes(dtype: int, shape: Iterable[int | None] | None) -> int | None:
-    """Return the bytes of a tensor; of a type without a fixed size 0, None where its shape is not known."""
+    """Return the bytes of a tensor: 0 for a type without a fixed size, None where the shape is not known."""
     sizes = [None] if shape is None else list(shape)
     known = [size for size in sizes if size is not None]
     return math.prod(known) * width(dtype) if len(known) == len(sizes) else None

@@ -1,10 +1,10 @@
-"""TensorFlow's GPU kernels: which ops a GPU can run, for which types, and which operands stay in host memory.
+"""Tells which ops a GPU can run, for which types, and which operands its kernel keeps in host memory.
 
     AddV2(float32)  GPU kernel; operands and result in the device's memory
     AddV2(int32)    GPU kernel in name: it computes on the host, on operands in host memory
     Unique(string)  no kernel: the op runs on the CPU
 
-Shipped as a table that `tools.dev.make_kernels` writes from the registry of TensorFlow's GPU build.
+`tools.dev.make_kernels` writes the shipped table from the registry of TensorFlow's GPU build.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import Arg, default_attr, find_op, get_op
 
 ALWAYS_ON_HOST = frozenset((dtypes.STRING, dtypes.RESOURCE))
-"""Types without a form in a device's memory."""
+"""Types that no device memory can hold."""
 _LABEL = "_kernel"
 
 
@@ -30,11 +30,11 @@ class Registration:
     """One row of the table.
 
     Attributes:
-        device: "GPU", or "DEFAULT" for a kernel of all devices that have none of their own.
-        allowed: by attribute, its values: type numbers, or texts.
+        device: "GPU", or "DEFAULT" for devices without a specific kernel.
+        allowed: values of each attribute: type numbers, or texts.
         host: names of the operands and results in host memory.
-        priority: of several that fit, the highest is used.
-        label: a node has to ask for a kernel with a label.
+        priority: TensorFlow uses the highest of those that fit.
+        label: if not empty, a node has to ask for it.
     """
 
     device: str
@@ -46,12 +46,11 @@ class Registration:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a GPU runs a node with.
+    """The kernel with which a GPU runs a node.
 
     Attributes:
-        device: "GPU" or "DEFAULT".
-        inputs: of each operand, whether it is in host memory.
-        outputs: the same of the results.
+        inputs: whether each operand is in host memory.
+        outputs: whether each result is in host memory.
     """
 
     device: str
@@ -60,13 +59,13 @@ class Kernel:
 
     @property
     def on_host(self) -> bool:
-        """Whether it touches host memory only: it computes on the host, whatever its device is called."""
+        """Whether it uses host memory only, and so computes on the host although its device is a GPU."""
         return all(self.inputs) and all(self.outputs)
 
 
 @cache
 def registry() -> Mapping[str, tuple[Registration, ...]]:
-    """Return the registered kernels by op, the highest priority first."""
+    """Return the registered kernels by op: "GPU" before "DEFAULT", then the highest priority first."""
     found: dict[str, list[Registration]] = {}
     for line in Path(__file__).with_name("tensorflow_gpu_kernels.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -90,10 +89,10 @@ def _allowed(text: str) -> Iterator[tuple[str, frozenset[object]]]:
 
 
 def find_kernel(op: str, attrs: Mapping[str, Any]) -> Kernel | None:
-    """Return what a GPU runs a node with; None where it has to run on the CPU.
+    """Return the kernel with which a GPU runs a node; None where the node has to run on the CPU.
 
     Args:
-        attrs: raw values, of which those that decide types count.
+        attrs: raw values; only those that decide types or choose a kernel count.
     """
     rows = registry().get(op)
     declared = find_op(op)
@@ -133,7 +132,7 @@ def _fits(value: Any, allowed: frozenset[object]) -> bool:
 
 
 def _in_host_memory(args: tuple[Arg, ...], op: str, attrs: Mapping[str, bytes], host: frozenset[str]) -> Iterator[bool]:
-    """Yield for each tensor of some operands whether it is in host memory."""
+    """Yield, for each tensor of the declared operands or results, whether it is in host memory."""
     for arg in args:
         if arg.type_list_attr:
             types = _value(op, attrs, arg.type_list_attr) or ()

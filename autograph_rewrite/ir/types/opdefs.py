@@ -1,7 +1,7 @@
-"""TensorFlow's op registry (operands, results, attributes of each op type), shipped and read without TensorFlow.
+"""Reads TensorFlow's op registry (operands, results, attributes of each op type) without TensorFlow.
 
-Where the process has imported TensorFlow, its registry comes first: it has custom kernels, and another release may
-declare other attributes. Beside it stand the package's own ops (`OWN`), which no finished graph has.
+Where the process has imported TensorFlow, that registry takes precedence over the shipped one: it has custom ops, and
+another release may declare other attributes. `OWN` adds the package's ops, which no finished graph contains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autograph_rewrite.ir.types.placement import MODEL, REPLICA
 from autograph_rewrite.ir.types.protos import proto
 
 RESULT_TYPES = "_result_types"
-"""Attribute of a call by function name, which no registry has: the types of what it gives."""
+"""Attribute of a node whose op is a function's name, which no registry has: the types of its results."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def _from_running_tensorflow(name: str) -> Any:
 
 
 def args_of(items: Any) -> tuple[Arg, ...]:
-    """Return arguments that a message declares."""
+    """Return the arguments that an OpDef message declares."""
     return tuple(Arg(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr, a.is_ref) for a in items)
 
 
 def find_op(name: str) -> OpDef | None:
-    """Return the signature of an op type, or None if nobody knows it."""
+    """Return the signature of an op type, or None for an unknown op."""
     try:
         return _known(name, tf_private.is_imported())
     except LookupError:
@@ -92,7 +92,7 @@ def _known(name: str, is_running: bool) -> OpDef:
 
 
 def is_pure(name: str) -> bool:
-    """Return whether an op does nothing but make its values, the same ones of the same operands; an unknown op may."""
+    """Return whether an op has no side effects and gives equal results for equal operands; False for an unknown op."""
     known = find_op(name)
     return known is not None and not known.is_stateful
 
@@ -128,10 +128,10 @@ def default_attr(op: str, key: str) -> bytes | None:
 
 
 def drop_newer_attrs(graph: Any) -> None:
-    """Take out of a GraphDef what the running TensorFlow does not know: attributes of a later one, at their defaults.
+    """Remove attributes that a later TensorFlow added, and that have their defaults, from a GraphDef.
 
     Args:
-        graph: of TensorFlow's class; it is edited.
+        graph: of TensorFlow's class, edited in place.
     """
     for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
         for key, default in _newer_attrs(node.op):
@@ -141,7 +141,7 @@ def drop_newer_attrs(graph: Any) -> None:
 
 @cache
 def _newer_attrs(name: str) -> tuple[tuple[str, bytes], ...]:
-    """Return the attributes, with their defaults, that the shipped registry has and TensorFlow's has not."""
+    """Return the attributes, with defaults, of the shipped registry that the running TensorFlow lacks."""
     shipped, running = _shipped().get(name), tf_private.registered_op(name)
     if shipped is None or running is None:
         return ()
@@ -153,7 +153,7 @@ RESHARD, SHARD_ALIKE, REGION, EFFECT = "ar.reshard", "ar.shard_alike", "ar.regio
 
 
 def _own(name: str, result: Arg, attrs: Mapping[str, str], **defaults: Any) -> OpDef:
-    """Return the signature of an op of the package, which gives values of the types that it takes."""
+    """Return the signature of an op of the package whose results have the types of its operands."""
     declared = {
         key: Attr(key, kind, encode(kind, defaults[key]) if key in defaults else None) for key, kind in attrs.items()
     }
@@ -186,32 +186,31 @@ OWN: Mapping[str, OpDef] = {
     ),
     EFFECT: _own(EFFECT, Arg("handle", dtypes.RESOURCE), {}),
 }
-"""Ops that only a graph between two passes has.
+"""Ops that exist only in graphs between two passes.
 
 op               what it is
 ar.reshard       a value with other placements along some axes: of one edge of the plan, -1 where none is planned
 ar.shard_alike   a value placed as another one is, dimension by dimension (JAX's `shard_alike`)
-ar.region        where values go into (`border` "begin") or come out of ("end") a set of nodes that computes on what
-                 each instance along some axes has, as if it were all there is; `exits`: sum, mean, first or keep, for
-                 each value
-ar.effect        a variable as what it waits for leaves it: who reads or writes it after that takes this handle
+ar.region        the border where values enter (`border` "begin") or leave ("end") a set of nodes; each instance along
+                 some axes computes the set on its values alone; `exits`: sum, mean, first or keep, for each value
+ar.effect        the handle of a variable after the nodes that it waits for: later reads and writes take this handle
 """
 
 
 MOST = 2**20
-"""Inputs or outputs of one node; what says more is no graph of TensorFlow's, and would take memory without end."""
+"""Inputs or outputs of one node, at most: a corrupt count would take unbounded memory."""
 
 
 def dtypes_of(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
     """Return the element types of declared inputs or outputs.
 
     Args:
-        attrs: encoded, those that decide them.
+        attrs: encoded; the attributes that decide the types.
 
     Raises:
-        KeyError: one of these is missing.
-        TypeError: one is of another kind than the declaration needs.
-        GraphError: there would be too many.
+        KeyError: a deciding attribute is missing.
+        TypeError: a deciding attribute is not of the declared kind.
+        GraphError: there would be more than `MOST`.
     """
     result: list[int] = []
     for arg in args:
@@ -261,7 +260,7 @@ def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tup
 
 
 class _OpLike(Protocol):
-    """A node, or what a rule sees of one."""
+    """A node, or a rule's view of a node."""
 
     @property
     def op(self) -> str:
@@ -278,6 +277,6 @@ def is_over(node: _OpLike, axis: str) -> bool:
 
 
 def axis_along(node: _OpLike) -> str:
-    """Return the axis of the devices of a replica along which a reshard changes a value; "": there is none."""
+    """Return the model axis along which a reshard changes a value; "" where there is none."""
     axes = [axis.decode() for axis in node.attr("over")] if node.op == RESHARD else []
     return next((axis for axis in axes if axis.startswith(MODEL)), "") if REPLICA not in axes else ""

@@ -1,4 +1,4 @@
-"""Placement: how a value is spread along an axis of the mesh, and Extent: how blocks count a length."""
+"""Defines Placement: how a value is spread along an axis of the mesh, and Extent: how blocks count a length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 REPLICA, MICRO, PROCESS = "replica", "micro", "process"
 MODEL, STAGE, SERVER, SHARD = "model", "stage", "server", "shard"
 AXES = (REPLICA, MICRO, MODEL, STAGE, SERVER, SHARD, PROCESS)
-"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`.
+"""The axes of a mesh; a model axis that is itself a mesh has several, `model_0`, `model_1`.
 Nodes have places along the stages of a pipeline, the logical devices of a replica (`model`), and the devices that all
 replicas share: those that hold variables, and hosts (`server`)."""
 
@@ -17,8 +17,8 @@ class Extent(NamedTuple):
 
     Attributes:
         axis: of the mesh.
-        units: how many there are in all; None where only the run will tell: an open batch.
-        sizes: units of each block, of which none is empty; None where the graph computes them: the blocks of a batch.
+        units: their total number; None for a batch whose size is known at run time only.
+        sizes: units of each block, none of which is empty; None for the blocks of a batch, which the graph computes.
     """
 
     axis: str = REPLICA
@@ -27,22 +27,22 @@ class Extent(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the sizes of the blocks are: channels may be split, and windows may read rows of neighbours."""
+        """Whether the block sizes are known: then channels may be split, and windows may read rows of neighbours."""
         return self.sizes is not None
 
 
 class Placement(NamedTuple):
-    """Where a value lives along one axis; its instances are those of the replicas, or the devices of a model axis.
+    """How a value is spread along one axis: over the replicas, or over the devices of a model axis.
 
     kind          meaning
     replicated    every instance holds the same value
     split         instance k holds the k-th block of dimension `dim`
     partial       the value is the `op` (sum, max, min, prod) over the instances' values
     local         an integer that counts this instance's block (a size); or a shape vector with such entries
-    any           an empty container: compatible with whatever is put in
+    any           an empty container: compatible with any value that is put in
     unknown       not reached yet (inside a loop, before the fixpoint)
 
-    `extent` is how its blocks are counted where it differs; None: as those of the batch.
+    `extent` says how its blocks are counted; None: like the blocks of the batch.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Placement(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether replicas hold different values, so that each needs its own instance."""
+        """Whether replicas hold different values, so that each needs an instance."""
         return self.kind in ("split", "partial", "local")
 
     def __repr__(self) -> str:
@@ -79,5 +79,5 @@ UNKNOWN = Placement("unknown")
 
 
 def split(dim: int) -> Placement:
-    """Return the placement of a value whose dimension `dim` is cut into blocks."""
+    """Return the placement of a value whose dimension `dim` is split into blocks."""
     return Placement("split", dim)

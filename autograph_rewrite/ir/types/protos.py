@@ -1,9 +1,8 @@
-"""Proto messages from shipped descriptor sets, each in a private pool: TensorFlow's without TensorFlow, and ours.
+"""Loads proto messages from shipped descriptor sets, each in a private pool: TensorFlow's and the package's.
 
 Code that protoc generates works with one range of protobuf versions only; a descriptor set works with all.
-Importing `tensorflow.core.framework.graph_pb2` pulls in all of TensorFlow (seconds); this takes
-milliseconds.
-The wire format is the same, so bytes cross freely between these classes and TensorFlow's own.
+Importing `tensorflow.core.framework.graph_pb2` imports all of TensorFlow (seconds); this takes milliseconds.
+The wire format is the same, so these classes and TensorFlow's classes read each other's bytes.
 """
 
 from __future__ import annotations

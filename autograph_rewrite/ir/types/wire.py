@@ -1,9 +1,9 @@
-"""GraphDef wire format, read and written field by field.
+"""Reads and writes the GraphDef wire format field by field.
 
     bytes ──read_node──► RawNode(name, op, inputs, device, attrs, rest) ──write_node──► bytes
 
-Attribute values stay raw bytes until somebody asks for one: most passes never look, an exact round trip costs
-nothing, and equal raw bytes make a free cache key.
+Attribute values stay raw bytes until a caller decodes one: most passes never look, a round trip is exact, and equal
+values have equal cache keys.
 Format: https://protobuf.dev/programming-guides/encoding, node_def.proto.
 """
 
@@ -18,7 +18,7 @@ NAME, OP, INPUT, DEVICE, ATTR = 1, 2, 3, 4, 5  # NodeDef
 
 
 class RawNode(NamedTuple):
-    """A NodeDef whose attributes are still encoded; `rest` holds the fields that we do not interpret."""
+    """A NodeDef whose attributes are still encoded; `rest` holds the uninterpreted fields."""
 
     name: str
     op: str
@@ -32,7 +32,7 @@ def varint(value: int) -> bytes:
     """Encode an unsigned integer."""
     if value < 0x80:
         return SMALL[value]
-    if value < 0x4000:  # almost every node is that long
+    if value < 0x4000:  # the length of almost every node
         return bytes((value & 0x7F | 0x80, value >> 7))
     parts = bytearray()
     while value >= 0x80:
@@ -51,7 +51,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 _BITS = 70
-"""Of the ten bytes that a number of 64 bits takes, seven of each."""
+"""Seven from each of the ten bytes that a 64-bit number takes."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -78,7 +78,7 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
     Args:
         data: an encoded message, or more around it.
         at: offset of its first byte.
-        end: offset behind its last byte; None: of `data`.
+        end: offset after its last byte; None: the end of `data`.
     """
     end = len(data) if end is None else end
     while at < end:
@@ -120,7 +120,7 @@ def read_node(
     """Decode one NodeDef. This is the hot loop of loading, so tags are compared as whole bytes.
 
     Args:
-        entries: attributes that were decoded before, by their bytes, to share equal ones.
+        entries: a cache of decoded attributes by their bytes, so that nodes share equal attributes.
     """
     end = len(data) if end is None else end
     entries = {} if entries is None else entries

@@ -1,7 +1,6 @@
-"""Groups of collective ops: which are members of one collective, and in which order all ranks must run them.
+"""Groups ops into collectives by their keys, and finds an order in which all ranks can run them.
 
-Nodes may come from the graphs of several processes: names are compared without their replica, so what meets is found
-by keys alone.
+Nodes may come from the graphs of several processes; names in keys are compared without their replica.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, MERGES, has
 
 KEYS = ("group_size", "group_key", "instance_key")
 GROUP_KEY = 2
-"""Which operand says who meets, of the collectives that the package makes."""
+"""Index of the operand with the group key, in the collectives that the package makes."""
 Symbol = int | str | tuple[Any, ...]
 """A number, the name of a value without its replica, or an op with the symbols of its inputs."""
 
 SENT = "what is sent"
-"""In a key, what the member itself hands over."""
-# A key may follow from a size: TensorFlow ties one instance key to one shape, and shapes change between steps.
+"""In a key, the value that the member itself sends."""
+# Keys may be computed from sizes: TensorFlow ties one instance key to one shape, and shapes change between steps.
 _ARITHMETIC = frozenset(
     ("Add", "AddV2", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "FloorMod", "Mod", "LeftShift", "Size")
 )
@@ -41,7 +40,7 @@ class KeyRange(NamedTuple):
     high: float
 
     def meets(self, other: KeyRange) -> bool:
-        """Tell whether one number can be both."""
+        """Return whether both ranges can contain one number."""
         apart = self.high < other.low or other.high < self.low
         return not apart and (self.low - other.low) % (math.gcd(self.step, other.step) or math.inf) == 0
 
@@ -51,14 +50,14 @@ class Collective:
     """The ops that meet: one per device."""
 
     group_key: int
-    instance_key: int | str  # a text where it follows from a size
-    group_size: int  # what most of its members say
+    instance_key: int | str  # a text where it is computed from a size
+    group_size: int  # as most of its members state it
     members: tuple[Node, ...]
-    symbol: Symbol = 0  # what the instance key is computed from
+    symbol: Symbol = 0  # the expression of the instance key
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Its label in messages."""
         return f"collective (group {self.group_key}, instance {self.instance_key})"
 
 
@@ -71,7 +70,7 @@ def is_collective(op: str) -> bool:
 
 
 def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
-    """Return group size, group key and instance key; None when nothing about them can be known."""
+    """Return group size, group key and instance key; None where they are not computed from constants."""
     names = input_names(node.op)
     declared = find_op(node.op)
     found: list[Symbol] = []
@@ -89,13 +88,13 @@ def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
 
 
 def input_names(op: str) -> list[str]:
-    """Return what an op's definition calls its inputs."""
+    """Return the names of the inputs in an op's definition."""
     declared = find_op(op)
     return [arg.name for arg in declared.inputs] if declared is not None else []
 
 
 def sent_by(node: Node) -> Value | None:
-    """Return the value that a member sends, not a copy of it; None where it only receives."""
+    """Return the value that a member sends, followed back through Identities; None where it only receives."""
     if "input" not in input_names(node.op)[:1] or not node.inputs:
         return None
     return _original(node.inputs[0])
@@ -108,7 +107,7 @@ def _original(value: Value) -> Value:
 
 
 def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
-    """Return what a key is computed from: a number, an expression, or the name of a value of this replica."""
+    """Return the symbol of a key: a number, an expression, or the name of a value without its replica."""
     node = value.node
     if node.op == "Const":
         try:
@@ -125,7 +124,7 @@ def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
 
 
 def _integers(symbol: Symbol) -> list[int]:
-    """Return the numbers in an expression; one without any could be anything."""
+    """Return the numbers in an expression; nothing is known of a key that has none."""
     if isinstance(symbol, tuple):
         return [number for part in symbol for number in _integers(part)]
     return [symbol] if isinstance(symbol, int) else []
@@ -136,7 +135,7 @@ def _readable(symbol: Symbol) -> int | str:
 
 
 def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
-    """Return the collectives in order of first appearance, and the nodes whose keys tell nothing."""
+    """Return the collectives in order of first appearance, and the collective ops whose keys are unknown."""
     groups: dict[tuple[int, Symbol], list[tuple[Node, int]]] = {}
     unknown = []
     known: dict[str, bool] = {}
@@ -159,14 +158,14 @@ def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
 
 
 def names_in(symbol: Symbol) -> list[str]:
-    """Return the values that a key follows from, beside numbers."""
+    """Return the names of the values that a key is computed from."""
     if isinstance(symbol, tuple):
         return [name for part in symbol[1:] for name in names_in(part)]
     return [symbol] if isinstance(symbol, str) else []
 
 
 def key_range(symbol: Symbol) -> KeyRange:
-    """Return which numbers an instance key can be."""
+    """Return the range of an instance key."""
     if isinstance(symbol, int):
         return KeyRange(symbol, 0, symbol)
     parts = [key_range(part) for part in symbol[1:]] if isinstance(symbol, tuple) else []
@@ -191,12 +190,12 @@ def contracted_order(nodes: Iterable[Node], collectives: Iterable[Collective]) -
     Such an order exists exactly when no two devices can wait for each other in different collectives.
 
     Returns:
-        The order, and the nodes that no order can contain: those on a cycle, and behind one.
+        The order, and the nodes that no order can contain: those on a cycle, and those that depend on one.
     """
     members = {node: group.members for group in collectives for node in group.members}
     waiting: dict[Node, int] = {}
     left: dict[Node, int] = {}  # by the first member: how many members still wait
-    leaving: dict[Node, list[Node]] = {}  # by the back edge of a loop: what waits for the last iteration
+    leaving: dict[Node, list[Node]] = {}  # by the back edge of a loop: the Exits that wait for its last iteration
     for node in nodes:
         count = len(node._inputs) + len(node._controls)
         if node.op in MERGES:
@@ -243,8 +242,7 @@ def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[t
         stuck: the nodes that `contracted_order` left out.
 
     Returns:
-        For each on the circle: itself, and the chain of nodes from its member that waits to the member of the next
-        one that it waits for.
+        Each collective, with the chain of nodes from its waiting member to the awaited member of the next.
     """
     group_of = {node: group for group in collectives for node in group.members}
     nodes = set(stuck)
@@ -260,10 +258,10 @@ def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[t
 
 
 def _circle(start: int, waits: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Return the shortest way from `start` back to itself; empty where there is none."""
+    """Return the shortest circle through `start`; empty where there is none."""
     came: dict[int, int] = {}
     queue = [start]
-    for one in queue:  # it grows
+    for one in queue:  # the loop appends to it
         for two in waits.get(one, ()):
             if two == start:
                 path = [one]

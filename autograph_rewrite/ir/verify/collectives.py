@@ -1,9 +1,9 @@
-"""Invariants of the collectives of a job: no deadlock, and members agree on types, shapes and group size.
+"""Checks the collectives of a job: no deadlock, and members agree on types, shapes and group size.
 
     rank 0    x ──► all_reduce (group 7, instance 11) ──►     the same op, type, shape and keys on all ranks,
     rank 1    x ──► all_reduce (group 7, instance 11) ──►     on devices of their own, in one order, on one condition
 
-The graphs of all ranks are looked at as one. A graph may also stand for those of several processes, all like it.
+The graphs of all ranks are checked as one. A graph may also stand for equal graphs of several processes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ from autograph_rewrite.ops.traits import BACK_EDGES, has
 # rank 1   sum(x) > 0    ──► branch ──► all_reduce      one rank's own part of the batch: it may come alone
 
 
-# What they give is one on all ranks, as far as it decides anything: sizes that differ are made global before.
-
-
 def conditions_are_equal(job: Job) -> Iterator[Fault]:
     """The members of a collective run in one loop and in one branch."""
     frames, guards = job.conditions
@@ -73,7 +70,7 @@ def _behind(branch: frozenset[tuple[str, bool]]) -> str:
 
 
 def decisions_are_alike(job: Job) -> Iterator[Fault]:
-    """What decides whether, or how often, a collective runs is computed alike on all ranks, from what all have."""
+    """All ranks compute whether, or how often, a collective runs in the same way, from values that all have."""
     _, guards = job.conditions
     decided: dict[str, dict[Value, Node]] = {}  # by predicate without replica: those of the ranks, and who waits
     for group in job.found:
@@ -99,14 +96,14 @@ def decisions_are_alike(job: Job) -> Iterator[Fault]:
 
 
 class _Origin(NamedTuple):
-    """What a value is computed from: an input of its rank's own, if there is one, and the ops and constants."""
+    """The origin of a value: an input that differs by rank, if any, and the ops and constants that make it."""
 
     own: str
     making: frozenset[tuple[str, str, Hashable]]
 
 
 def _origin(value: Value, own_inputs: frozenset[str]) -> _Origin:
-    """Follow a value back to what all ranks have: variables, collectives and inputs that are fed alike."""
+    """Follow a value back to values that all ranks have: variables, collectives and inputs that all feed alike."""
     making: set[tuple[str, str, Hashable]] = set()
     own = ""
     seen = {value.node}
@@ -116,6 +113,7 @@ def _origin(value: Value, own_inputs: frozenset[str]) -> _Origin:
         making.add((common_name(node.name), node.op, node.attrs.get("value") if has(node.op, "constant") else None))
         if node.name in own_inputs:
             own = node.name
+        # Their results agree on all ranks: a local size that decides anything was made global before.
         if is_collective(node.op) or has(node.op, "measures"):
             continue
         more = [one.node for one in node.inputs if one.node not in seen]
@@ -146,7 +144,7 @@ def keys_are_known(job: Job) -> Iterator[Fault]:
 
 
 def members_are_complete(job: Job) -> Iterator[Fault]:
-    """A collective has as many members as it says, and all say the same."""
+    """A collective has as many members as its group size says, and all members state the same size."""
     names: dict[tuple[int, str], Node] = {}
     for node in chain.from_iterable(group.members for group in job.found):
         names.setdefault((job.rank(node), common_name(node.name)), node)
@@ -160,7 +158,7 @@ def members_are_complete(job: Job) -> Iterator[Fault]:
 
 
 def _census(job: Job, group: Collective, names: Mapping[tuple[int, str], Node]) -> str:
-    """Say who takes part, the odd ranks first, and where a missing member has gone."""
+    """Say which members each rank has, odd ranks first, and which collective a missing member is in."""
     if len(job.graphs) == 1:
         return "there is: " + ", ".join(node.name for node in group.members[:SHOWN])
     members: dict[int, list[Node]] = {rank: [] for rank in range(len(job.graphs))}
@@ -181,7 +179,7 @@ def _census(job: Job, group: Collective, names: Mapping[tuple[int, str], Node]) 
 
 
 def _disagreement(job: Job, group: Collective, what: str, of: Callable[[Node], Any]) -> Iterator[Fault]:
-    """Yield a fault where the members differ in something."""
+    """Yield a fault where the members differ in a property."""
     values = {node: of(node) for node in group.members}
     if len(set(values.values())) > 1:
         problem = f"the members of {group.name} differ in their {what}: {job.sides(values)}"
@@ -189,7 +187,7 @@ def _disagreement(job: Job, group: Collective, what: str, of: Callable[[Node], A
 
 
 def members_have_devices(job: Job) -> Iterator[Fault]:
-    """Every member is on a device of its own, which among several ranks says the process, too."""
+    """Every member is on a separate device, whose name includes the process where there are several ranks."""
     for group in job.found:
         places: dict[str, list[Node]] = {}
         for node in group.members:
@@ -242,7 +240,7 @@ def groups_have_one_set_of_devices(job: Job) -> Iterator[Fault]:
     """A group key stands for one set of devices, and for its size: TensorFlow resolves each key once."""
     groups: dict[int, list[Collective]] = {}
     for group in job.found:
-        if len(group.members) * job.each == group.group_size:  # what is incomplete is told already
+        if len(group.members) * job.each == group.group_size:  # `members_are_complete` reports the others
             groups.setdefault(group.group_key, []).append(group)
     for key, same in groups.items():
         sets = {
@@ -259,7 +257,7 @@ def groups_have_one_set_of_devices(job: Job) -> Iterator[Fault]:
 
 
 def keys_never_meet(job: Job) -> Iterator[Fault]:
-    """Two collectives of a group never have one instance key, whatever sizes their keys follow from."""
+    """Two collectives of a group never have one instance key, whatever the sizes that their keys are computed from."""
     groups: dict[int, list[Collective]] = {}
     for group in job.found:
         groups.setdefault(group.group_key, []).append(group)
@@ -276,7 +274,7 @@ def keys_never_meet(job: Job) -> Iterator[Fault]:
 
 
 def keys_measure_what_is_sent(job: Job) -> Iterator[Fault]:
-    """A key that follows from a size follows from the size of what this member sends."""
+    """An instance key that depends on a size depends on the size of the value that its member sends."""
     for group in job.found:
         others = [name for name in names_in(group.symbol) if name != SENT]
         for node in group.members if others else ():
@@ -286,7 +284,7 @@ def keys_measure_what_is_sent(job: Job) -> Iterator[Fault]:
 
 
 def shapes_are_equal(job: Job) -> Iterator[Fault]:
-    """What the members of a collective send has one shape; in a gather, too."""
+    """The members of a collective send values of one shape; in a gather, too."""
     shapes = Shapes()
     for group in job.found:
         sent: dict[Node, Shape | str] = {node: shapes(node.inputs[0]) for node in group.members if sent_by(node)}
@@ -351,7 +349,7 @@ def chains_agree(job: Job) -> Iterator[Fault]:
 
 
 def _chained(node: Node, group_of: Mapping[Node, Collective]) -> Iterator[Node]:
-    """Yield the collectives that a member is made to wait for: by control edges and tokens, not by data."""
+    """Yield the collectives that a member waits for by control edges and tokens, not by data."""
     names = input_names(node.op)
     tokens = node.inputs[names.index("ordering_token") :] if "ordering_token" in names else ()
     stack = [*node.controls, *(value.node for value in tokens)]
@@ -367,12 +365,12 @@ def _chained(node: Node, group_of: Mapping[Node, Collective]) -> Iterator[Node]:
 
 
 def runs_are_whole(job: Job) -> Iterator[Fault]:
-    """Whatever is run, on all ranks alike, needs all members of a collective, or none."""
+    """A fetch, run on all ranks, needs all members of a collective, or none."""
     order = job.ordered[0]
     bits = {node: 1 << i for i, node in enumerate(chain.from_iterable(group.members for group in job.found))}
     masks: dict[Node, int] = {}
     loops = any(node.op in BACK_EDGES for node in order)
-    for _ in range(2 if loops else 1):  # the second round carries what a loop's body adds to its entry
+    for _ in range(2 if loops else 1):  # the second round propagates members from a loop's body to its entry
         for node in order:
             mask = bits.get(node, 0)
             for value in node._inputs:

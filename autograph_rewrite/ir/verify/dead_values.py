@@ -1,11 +1,11 @@
-"""Invariants of dead values (TensorFlow's untaken branches): no live node waits for one.
+"""Checks that no live node waits for a dead value (a result of an untaken branch).
 
     p ─► Switch ─► true:  a ─┐
                 └► false: b ─┴► Add       needs what both branches make: never runs, and who waits for it waits for ever
 
     Enter (device 0) ─► Mul (device 1)    sent in the first iteration only, and awaited in every one
 
-TensorFlow reports neither: a value that is never there is dead, and a loop that waits for one stands still.
+TensorFlow reports neither: the value is dead, and a loop that waits for it hangs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from autograph_rewrite.ir.verify.folded import Fault, raise_for
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES
 
 Apart = Callable[[Node, Node, Select | None], bool]
-"""Whether a node certainly is on another device than a producer of which it reads these instances; None: the only."""
+"""Whether a node is certainly on another device than a producer; the selector says which instances it reads."""
 
 
 def check_arrivals(graph: Graph, known: Collection[str], apart: Apart) -> None:
     """Check that every value that a graph needs arrives; see `values_arrive`.
 
     Raises:
-        VerifyError: names every one that does not.
+        VerifyError: names every value that does not.
     """
     raise_for(list(values_arrive(graph, known, apart)))
 
 
 def values_arrive(graph: Graph, known: Collection[str], apart: Apart) -> Iterator[Fault]:
-    """Every node that a pass added can run; what another device sends into a loop arrives in every iteration.
+    """Every node that a pass added can run; a value that another device sends into a loop arrives in every iteration.
 
     Args:
-        known: names of the nodes of the original: what never runs there may never run here.
-        apart: tells which edges lead from device to device.
+        known: names of the original nodes, which may need both branches: they never run in the original either.
+        apart: tells which edges connect two devices.
     """
     if any(node.op in OPENS for node in graph):
         order = topological_order(graph)
@@ -50,22 +50,18 @@ def values_arrive(graph: Graph, known: Collection[str], apart: Apart) -> Iterato
 
 
 def on_other_devices(node: Node, producer: Node, _: Select | None) -> bool:
-    """Return whether two nodes of a finished graph certainly are on different devices.
-
-    Args:
-        _: which instance it selects; a finished graph has no instances.
-    """
+    """Return whether two nodes of a finished graph, which has no instances to select, are on different devices."""
     one, other = device_specs.canonical(node.device), device_specs.canonical(producer.device)
     return bool(one) and bool(other) and one != other
 
 
 def on_other_replicas(node: Node, producer: Node, select: Select | None) -> bool:
-    """Return whether an edge of a folded graph leads from replica to replica; what runs once does so with the first."""
+    """Return whether an edge of a folded graph connects different replicas; a node that runs once is on the first."""
     return (node.span == ONCE) is not (producer.span == ONCE) and select is not Select.FIRST
 
 
 def _behind_both_branches(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, Fault]]:
-    """Yield the nodes that are the first to need what two branches make of which one runs only."""
+    """Yield the first nodes that need values of both branches of one condition."""
     guards = guards_of(order, frames)
     both: dict[Guards, frozenset[Guard]] = {}
     for node, behind in guards.items():
@@ -84,7 +80,7 @@ def _behind_both_branches(order: Sequence[Node], frames: dict[Node, Frame]) -> I
 
 
 def _awaited_again(order: Sequence[Node], frames: Mapping[Node, Frame], apart: Apart) -> Iterator[Fault]:
-    """Yield the nodes that wait in every iteration for what another device sends in the first one only."""
+    """Yield the nodes that wait in every iteration for a value that another device sends in the first one only."""
     first = _first_only(order, frames)
     for node in frames if first else ():
         for producer, select in _given(node):
@@ -95,7 +91,7 @@ def _awaited_again(order: Sequence[Node], frames: Mapping[Node, Frame], apart: A
 
 
 def _first_only(order: Sequence[Node], frames: Mapping[Node, Frame]) -> set[Node]:
-    """Return what runs in the first iteration of its loop only: what enters, until a Merge carries it on."""
+    """Return the nodes that run only in the first iteration of their loop: those between an Enter and a Merge."""
     first: set[Node] = set()
     for node in order:
         if node.op in ENTERS:
@@ -110,7 +106,7 @@ def _first_only(order: Sequence[Node], frames: Mapping[Node, Frame]) -> set[Node
 
 
 def _given(node: Node) -> Iterator[tuple[Node, Select | None]]:
-    """Yield what a node reads or waits for, and which instances of it."""
+    """Yield the nodes that a node reads or waits for, each with the selector."""
     for index, value in enumerate(node._inputs):
         if value.node.op not in BACK_EDGES:
             yield value.node, node.selects.get(index)

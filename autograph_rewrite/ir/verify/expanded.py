@@ -1,4 +1,4 @@
-"""Invariants of the expanded graph: no collective can deadlock, no storage is shared by accident, nothing is lost.
+"""Checks the expanded graph: no collective can deadlock, no storage is shared by accident, no name or write is lost.
 
 every invariant of a plain graph
 + collectives: complete, alike, on distinct devices, in one order, and whole in every fetch
@@ -41,7 +41,7 @@ class _Input(_Tensor, Protocol):
 
 
 class Original(Protocol):
-    """What is compared with: the item that was expanded."""
+    """The item that was expanded, with which the result is compared."""
 
     @property
     def graph(self) -> Graph:
@@ -57,15 +57,15 @@ class Original(Protocol):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What one step runs."""
+        """The nodes that one step runs."""
 
     @property
     def init_op(self) -> str | None:
-        """What initialises everything."""
+        """The node that initialises all variables."""
 
 
 def roots_in(graphs: Sequence[Graph], original: Original) -> Iterator[tuple[str, Root]]:
-    """Yield everything that can be run by its original name: that name, and its nodes in the finished graphs."""
+    """Yield each name that a run may fetch: the original name, and its nodes in the finished graphs."""
     runnable = [(f"output '{name}'", info.tensor.partition(":")[0], True) for name, info in original.outputs.items()]
     runnable += [(f"target '{name}'", name, True) for name in original.targets]
     runnable += [(f"target '{name}'", name, False) for name in filter(None, [original.init_op])]
@@ -74,7 +74,7 @@ def roots_in(graphs: Sequence[Graph], original: Original) -> Iterator[tuple[str,
 
 
 def job_of(graphs: Sequence[Graph], original: Original, processes: int) -> Job:
-    """Return the job of some finished graphs, which were made of one item."""
+    """Return the job of finished graphs that were made from one item."""
     own = (info.tensor.partition(":")[0] for info in original.inputs.values() if info.batch_axis is not None)
     roots = (root for _, root in roots_in(graphs, original) if root.nodes)
     return Job(tuple(graphs), processes, tuple(roots), frozenset(own))
@@ -118,7 +118,7 @@ def expanded_faults(
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span != ONCE]
     faults += [Fault(problem, node) for node, problem in unlowered(graph)]
     if faults:
-        return faults  # what follows relies on edges that are true
+        return faults  # the other checks rely on consistent edges
     finished = Finished(graph, original, tuple(devices), micro)
     faults = list(names_resolve(finished))
     faults += no_storage_is_shared_by_accident(finished)
@@ -132,7 +132,7 @@ def expanded_faults(
 
 
 def names_resolve(finished: Finished) -> Iterator[Fault]:
-    """Every input, output and target of the original is there under its name."""
+    """Every input, output and target of the original exists under its name."""
     named = [("input", info.tensor) for info in finished.original.inputs.values()]
     named += [("output", info.tensor) for info in finished.original.outputs.values()]
     for role, tensor in named:
@@ -162,7 +162,7 @@ def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
 
 
 def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
-    """Two handles on one device mean one variable only where the original's did."""
+    """Two handles on one device mean one variable only if they do in the original."""
     original = finished.original.graph
     first: dict[tuple[str, tuple[str, str, str]], Node] = {}
     for node in finished.graph:
@@ -179,7 +179,10 @@ def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
 
 
 def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
-    """One step, and the initialisation, write each copy of a variable as often as in the original; averages apart."""
+    """One step, and the initialisation, write each copy of a variable as often as in the original.
+
+    The averaging of local SGD is not counted.
+    """
     original = finished.original
     step = (*original.targets, *(info.tensor for info in original.outputs.values()))
     for what, names in (("step", step), ("initialisation", tuple(filter(None, [original.init_op])))):
@@ -202,7 +205,7 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
 def fetches_write_the_same(finished: Finished) -> Iterator[Fault]:
     """Each output, target and initialiser, fetched alone, writes the variables that it writes in the original.
 
-    What the whole step writes may be missing in a fetch that needed a size only; a session refuses that fetch alone.
+    A fetch that needs only a size may write less than the original if the whole step writes it; a session refuses it.
     """
     original = finished.original
     step = {name.partition(":")[0] for name in original.targets if name in finished.graph}

@@ -1,9 +1,9 @@
-"""Invariants of the folded graph between passes: one generator each, all faults reported together.
+"""Checks the folded graph between passes: one generator for each invariant, all faults reported together.
 
     fault = (what is wrong, the node)        INVARIANTS ──► faults(view) ──► one VerifyError
 
-It runs after every pass, on 13,000 nodes in tens of milliseconds; so each generator is one flat loop over what it
-needs, and looks closer only where a cheap comparison has failed.
+It runs after every pass and takes tens of milliseconds for 13,000 nodes: each generator is one flat loop that does
+expensive checks only where a cheap comparison failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """A graph and what its invariants compare it with."""
+    """A graph, and the mesh and devices that its invariants compare it with."""
 
     graph: Graph
     nodes: tuple[Node, ...]
@@ -58,7 +58,7 @@ def check_folded(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> None:
 
     Args:
         graph: a folded graph, or a plain one.
-        mesh: of the process: how many instances nodes will have, and the axes on which they have coordinates.
+        mesh: of the process: the axes along which nodes have instances or coordinates, with their sizes.
         devices: the devices that passes may use; empty to accept any.
 
     Raises:
@@ -74,11 +74,7 @@ def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list
 
 
 def raise_for(faults: Sequence[Fault]) -> None:
-    """Raise one error for all faults, if there are any.
-
-    Raises:
-        VerifyError: there are.
-    """
+    """Raise one VerifyError for all faults, if there are any."""
     if not faults:
         return
     lines = [f"{fault.problem}" + (f"  [{fault.node.op}]" if fault.node else "") for fault in faults[:SHOWN]]
@@ -90,7 +86,7 @@ def raise_for(faults: Sequence[Fault]) -> None:
 
 
 def names_are_unique(view: View) -> Iterator[Fault]:
-    """Every node stands in its graph under its own name."""
+    """The graph has every node under the node's name."""
     for name, node in view.graph.nodes.items():
         if node.name != name:
             yield Fault(f"'{node.name}' stands in the graph as '{name}'", node)
@@ -99,7 +95,7 @@ def names_are_unique(view: View) -> Iterator[Fault]:
 
 
 def edges_are_known_at_both_ends(view: View) -> Iterator[Fault]:
-    """Inputs are in the graph and know their reader; a use is an input of its node; the same for control edges."""
+    """Each input is in the graph and lists its reader as a use; each use is an input; likewise for control edges."""
     nodes = set(view.nodes)
     inputs = uses = 0
     for node in view.nodes:
@@ -136,7 +132,7 @@ def _stale_uses(view: View) -> Iterator[Fault]:
 
 
 def no_cycles(view: View) -> Iterator[Fault]:
-    """Nothing waits for itself, except through the back edge of a loop."""
+    """No node waits for itself, except through the back edge of a loop."""
     try:
         topological_order(view.graph)
     except GraphError as error:
@@ -144,13 +140,13 @@ def no_cycles(view: View) -> Iterator[Fault]:
 
 
 def loops_are_closed(view: View) -> Iterator[Fault]:
-    """Loops are entered and left through doors, and none waits for its own end."""
+    """Loops are entered by Enter and left by Exit, and no node in a loop waits for the end of that loop."""
     if not any(node.op in ENTERS for node in view.nodes):
         return
     try:
         order = topological_order(view.graph)
     except GraphError:
-        return  # the fault of `no_cycles`
+        return  # `no_cycles` reports it
     yield from (Fault(problem, node) for node, problem in loop_faults(order))
 
 
@@ -167,7 +163,7 @@ def types_agree(view: View) -> Iterator[Fault]:
             op = find_op(node.op)
             if op is None:
                 library = set(function_names(view.graph)) if library is None else library
-                if node.op not in library:  # a function may be called by its own name, as an op
+                if node.op not in library:  # a node may call a function by having its name as op
                     yield Fault(f"'{node.name}' has the unknown op '{node.op}'", node)
                 continue
             keys = deciding[node.op] = op.type_attrs
@@ -211,7 +207,7 @@ def _type_faults(
 
 
 def _expanded_inputs(view: View, node: Node) -> list[Value]:
-    """Return the inputs of a node as expansion will write them for one instance."""
+    """Return the inputs of one instance of a node as expansion writes them."""
     counts = {i: _taken(view, node, i) for i in node.selects}
     return [value for i, value in enumerate(node._inputs) for _ in range(counts.get(i, 1))]
 
@@ -225,16 +221,16 @@ def _taken(view: View, node: Node, index: int) -> int:
 
 
 def selectors_fit(view: View) -> Iterator[Fault]:
-    """A node says which instances it reads of what runs more often; nobody else does; ALL fills a list argument."""
+    """A node has a selector for exactly those inputs that run more often; ALL fills a list argument."""
     for node in view.nodes:
         if node.selects:
             yield from _selector_faults(view, node)
-        elif node.span != EACH and node.op != RESHARD:  # which reads all, and says along which axes
+        elif node.span != EACH and node.op != RESHARD:  # a reshard reads all along its axes, without a selector
             yield from _unselected(node)
 
 
 def _unselected(node: Node) -> Iterator[Fault]:
-    """Yield the inputs of which a node should say which instances it reads."""
+    """Yield a fault for each input that lacks a selector."""
     span = node.span
     for i, value in enumerate(node._inputs):
         other = value.node.span
@@ -270,7 +266,6 @@ def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
 
 
 def _list_positions(op: OpDef, node: Node) -> list[tuple[int, int]]:
-    """Return the input ranges that are lists."""
     ranges, at = [], 0
     for arg in op.inputs:
         attr = arg.number_attr or arg.type_list_attr
@@ -286,7 +281,7 @@ def _list_positions(op: OpDef, node: Node) -> list[tuple[int, int]]:
 
 
 def instances_have_their_attributes(view: View) -> Iterator[Fault]:
-    """An attribute that differs between instances has one value for each, and never decides a type."""
+    """An attribute that differs between instances has one value per instance, and never decides a type."""
     for node in view.nodes:
         for key, raw in node._attrs.items():
             if type(raw) is bytes:
@@ -303,7 +298,7 @@ def instances_have_their_attributes(view: View) -> Iterator[Fault]:
 
 
 def devices_exist(view: View) -> Iterator[Fault]:
-    """Device strings can be read, and what a pass has placed is on a device of the plan."""
+    """Device strings are valid, and nodes that a pass made are on devices of the plan."""
     used = Counter(node.device for node in view.nodes)
     allowed = device_specs.reachable(view.devices)
     suspects = {text for text in used if not _exists(text, allowed)}
@@ -314,7 +309,7 @@ def devices_exist(view: View) -> Iterator[Fault]:
             continue
         if device_specs.parse(node.device) is None:
             yield Fault(f"'{node.name}' is on '{node.device}', which is no device", node)
-        elif PASS_ATTR in node._attrs:  # the user's own placement gives way when the graph is expanded
+        elif PASS_ATTR in node._attrs:  # expansion replaces the devices that the user chose
             yield Fault(f"'{node.name}' is on '{node.device}', which the plan does not have", node)
 
 
@@ -324,7 +319,7 @@ def _exists(text: str, allowed: Sequence[device_specs.Spec]) -> bool:
 
 
 def places_lie_in_the_mesh(view: View) -> Iterator[Fault]:
-    """A node has a coordinate where it has no instances, on axes that are there; what a job runs once runs once."""
+    """A node has coordinates only on axes along which it has no instances; a node with a place on PROCESS runs once."""
     sizes = dict(view.mesh.axes)
     for node in view.nodes:
         for axis, at in node.place.items():
@@ -345,17 +340,17 @@ def places_lie_in_the_mesh(view: View) -> Iterator[Fault]:
 
 
 def anchors_resolve(view: View) -> Iterator[Fault]:
-    """Every name held outside points into the graph."""
+    """Every outside name refers to a node of the graph."""
     for name, value in view.graph.anchors.items():
         if view.graph.nodes.get(value.node.name) is not value.node:
             yield Fault(f"the outside name '{name}' points to '{value.name}', which is not in the graph", value.node)
 
 
 def collectives_are_complete(view: View) -> Iterator[Fault]:
-    """A collective of all replicas has as many members as its group, and its keys for itself.
+    """A collective of all replicas has as many members as its group, and no other collective has its keys.
 
-    That they can all meet in one order needs no check of its own: a folded node *is* the collective with all its
-    members, so a folded graph without cycles has such an order.
+    Their order needs no check: a folded node is the collective with all its members, so in a graph without cycles all
+    replicas can run their collectives in one order.
     """
     found, _ = collect(view.nodes)
     for group in found:
@@ -368,9 +363,9 @@ def collectives_are_complete(view: View) -> Iterator[Fault]:
 
 
 def containers_are_filled(view: View) -> Iterator[Fault]:
-    """What is read from a tensor array or a stack on each replica is put into it on each replica.
+    """If each replica reads from a tensor array or a stack, each replica writes to it.
 
-    Nobody would miss a value: an array that nothing was put into gives zeros.
+    TensorFlow would report no error: an array without elements gives zeros.
     """
     written: dict[Container, Node] = {}
     for node in view.nodes:
@@ -386,7 +381,7 @@ def containers_are_filled(view: View) -> Iterator[Fault]:
 
 
 def array_elements_are_written_once(view: View) -> Iterator[Fault]:
-    """Each element of a tensor array is written once; those of gradients are added up."""
+    """Each element of a tensor array is written once, except in arrays of gradients, which add up writes."""
     written: dict[tuple[Value, Value], Node] = {}
     for node in view.nodes:
         if node.op in _ELEMENT_WRITES and len(node.inputs) > 1:
@@ -397,7 +392,7 @@ def array_elements_are_written_once(view: View) -> Iterator[Fault]:
 
 
 def reshards_agree(view: View) -> Iterator[Fault]:
-    """A reshard is over the axes along which its value changes, and these are axes of a mesh."""
+    """A reshard is over exactly the axes along which its value changes, and these are axes of a mesh."""
     yield from (Fault(problem, node) for node, problem in reshard_faults(view.nodes, view.mesh))
 
 
@@ -422,7 +417,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 _WRITES, _READS = ops_with("container_writes"), ops_with("container_reads")
 _ELEMENT_WRITES = frozenset(("TensorArrayWriteV3", "TensorArrayScatterV3"))
 Container = tuple[Node, bytes]
-"""What makes it, and whose gradients it holds, if any."""
+"""The node that makes it, and for a container of gradients their source."""
 
 
 def _container(node: Node) -> Container:

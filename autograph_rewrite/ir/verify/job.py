@@ -1,4 +1,4 @@
-"""The graphs of all ranks viewed as one: what each rank can run, and labels for messages."""
+"""Views the graphs of all ranks as one: collectives, orders and conditions over all ranks, and labels for messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_PLAN = "rewrite for all ranks again, from one graph with one plan and one v
 
 
 class Root(NamedTuple):
-    """What can be run by one name: what messages call it, its nodes on the ranks, and whether each step runs it."""
+    """A name that can be fetched: its label in messages, its nodes on the ranks, and whether each step runs it."""
 
     what: str
     nodes: tuple[Node, ...]
@@ -31,9 +31,9 @@ class Job:
     """The graphs that run together.
 
     Attributes:
-        graphs: one per rank, without cycles; or a single one that stands for the graphs of all processes.
-        own_inputs: the placeholders that are fed on each rank with something of its own.
-        servers: devices on which variables live that all ranks use.
+        graphs: one per rank, without cycles; or a single graph that stands for those of all processes.
+        own_inputs: the placeholders that each rank feeds with different data.
+        servers: devices that hold variables of all ranks.
     """
 
     graphs: tuple[Graph, ...]
@@ -52,21 +52,21 @@ class Job:
         return {id(graph): rank for rank, graph in enumerate(self.graphs)}
 
     def rank(self, node: Node) -> int:
-        """Return whose graph a node is in."""
+        """Return the rank of the graph that has a node."""
         return self._ranks[id(node.graph)]
 
     def say(self, node: Node) -> str:
-        """Return what messages call a node."""
+        """Return the label of a node in messages."""
         return f"'{node.name}' of rank {self.rank(node)}" if len(self.graphs) > 1 else f"'{node.name}'"
 
     @cached_property
     def collected(self) -> tuple[list[Collective], list[Node]]:
-        """The collectives over all ranks, and the nodes whose keys tell nothing."""
+        """The collectives over all ranks, and the collective ops whose keys are unknown."""
         return collect(chain(*self.graphs))
 
     @cached_property
     def step(self) -> set[Node]:
-        """What one step runs on all ranks."""
+        """The nodes that one step runs on all ranks."""
         return ancestors(chain.from_iterable(root.nodes for root in self.roots if root.in_step))
 
     @property
@@ -76,19 +76,19 @@ class Job:
 
     @cached_property
     def ordered(self) -> tuple[list[Node], list[Node]]:
-        """All nodes in an order that all ranks can follow, and those that no order can contain."""
+        """The nodes in an order that all ranks can follow, and the nodes that no order can contain."""
         return contracted_order(chain(*self.graphs), self.found)
 
     @cached_property
     def conditions(self) -> tuple[dict[Node, Frame], dict[Node, Guards]]:
-        """The loop of each node, and what decides whether it runs; what always runs once is left out."""
+        """The loops and the guards of each node; nodes without any are left out."""
         deciding = (graph for graph in self.graphs if any(node.op in OPENS for node in graph))
         order = list(chain.from_iterable(map(topological_order, deciding)))
         frames = frames_of(order)
         return frames, guards_of(order, frames)
 
     def sides(self, values: Mapping[Node, Hashable]) -> str:
-        """Say which value is where, the rarest first."""
+        """Return a text that says which nodes have which value, the rarest value first."""
         counts = Counter(values.values())
         told = []
         for value in sorted(counts, key=lambda value: counts[value])[:SHOWN]:
@@ -99,7 +99,7 @@ class Job:
 
 
 def odd_one(values: Mapping[Node, Hashable]) -> Node:
-    """Return the first node that has the rarest value; of two values that are as frequent, the later one."""
+    """Return the first node that has the rarest value; of equally rare values, the last one counts."""
     counts = Counter(values.values())
     rarest = min(reversed(counts), key=lambda value: counts[value])
     return next(node for node, value in values.items() if value == rarest)

@@ -1,11 +1,11 @@
-"""Invariants of loops: entered by Enter and left by Exit only, none waits for itself, and each iteration ends.
+"""Checks loops: entered by Enter and left by Exit only, none waits for itself, and each iteration ends.
 
     x ─► Enter ─► Merge ─► Switch ─► body ─► NextIteration          Exit ─► total ─► Enter of the same loop
     y ───────────────────────────────► body: by no door                     would wait for itself for ever
                   Switch of a branch in the body ─► NextIteration           dead where the branch is not taken
 
-TensorFlow runs none of them: it refuses the first, and ends a step without values at the others, for no edge of the
-loop closes a cycle, and what is dead is not carried on.
+TensorFlow runs none of them: it refuses the first, and ends the step without values at the others, because no back edge
+closes these cycles and dead values do not enter the next iteration.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, has
 
 
 def loop_faults(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes that show that a loop of a graph is broken, and what is wrong.
-
-    Args:
-        order: its nodes, producers first.
-    """
+    """Yield the nodes that show that a loop is broken, each with the problem; `order` has producers first."""
     frames = frames_of(order)
     if frames:
         yield from _by_no_door(order, frames)
@@ -40,7 +36,7 @@ def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tu
         if node.op in ENTERS:
             own = own[:-1]
         elif node.op in EXITS:
-            continue  # it is where `frames_of` says because of what it reads
+            continue  # `frames_of` derives its frame from its operand, so the two always agree
         for producer in _producers(node):
             given = frames.get(producer, ())
             if given != own:
@@ -50,7 +46,7 @@ def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tu
 
 
 def _run_once(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
-    """Yield what runs once in a loop that each instance has for itself: no instance of the loop has it."""
+    """Yield nodes that run once in a loop that each instance runs separately."""
     shared = shared_frames_of(order)
     for node, frame in frames.items():
         if node not in shared and node.span != EACH:
@@ -76,7 +72,7 @@ def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) ->
 
 
 def _standing_still(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the Merges of loops that wait for something: it would run before the first iteration only."""
+    """Yield the loop Merges with a control input: it would run before the first iteration only."""
     for node in order:
         if node._controls and node.op in MERGES and any(v.node.op in BACK_EDGES for v in node._inputs):
             awaited = next(iter(node._controls)).name
@@ -84,7 +80,7 @@ def _standing_still(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
 
 
 def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
-    """Yield what hands a value on to the next iteration that only one branch of the body makes."""
+    """Yield the back edges whose value is alive in one branch of the body only."""
     guards = guards_of(order, frames)
     conditions = {
         frames[node]: decider(node.output()) for node in order if has(node.op, "loop_test") and node in frames

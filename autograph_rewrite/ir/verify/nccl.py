@@ -1,10 +1,9 @@
-"""Invariants of NCCL's collectives: on GPUs, of types that it has, in one order on each device.
+"""Checks NCCL collectives: on GPUs, of types that NCCL has, in one order on each device.
 
     GPU:0   all_reduce 1 ──► all_reduce 2        kernels of a communicator wait on the device for their peers: two that
     GPU:1   all_reduce 1 ──► all_reduce 2        start in different orders on two devices wait for each other for ever
 
-TensorFlow runs NCCL where the hint of a collective says so. That no device has two members of a group is an invariant
-of all collectives.
+TensorFlow runs NCCL where the hint of a collective asks for it. `collectives` checks that no device has two members.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from autograph_rewrite.ir.verify.job import Job
 
 HINT = b"nccl"
 TYPES = frozenset((dtypes.HALF, dtypes.BFLOAT16, dtypes.FLOAT, dtypes.DOUBLE, dtypes.INT32, dtypes.INT64))
-"""What TensorFlow hands to NCCL."""
+"""The element types for which TensorFlow uses NCCL."""
 
 
 def uses_nccl(node: Node) -> bool:
@@ -29,11 +28,11 @@ def uses_nccl(node: Node) -> bool:
 
 
 def nccl_has_device_and_type(job: Job) -> Iterator[Fault]:
-    """A collective that asks for NCCL is on GPUs, and sends what NCCL has a type for."""
+    """A collective that asks for NCCL is on GPUs, and sends an element type that NCCL has."""
     kinds = {node: _kind(node) for group in job.found for node in group.members}
     for group in job.found:
         for node in filter(uses_nccl, group.members):
-            # Where there is no GPU at all, TensorFlow does not heed the hint.
+            # If no collective is on a GPU, TensorFlow ignores the hint.
             if kinds[node] not in ("GPU", "") and "GPU" in kinds.values():
                 problem = f"{job.say(node)} asks for NCCL, and is on '{node.device}'"
                 yield Fault(problem, node, "NCCL is for GPUs: set strategy.hint to ring or auto")
@@ -49,7 +48,7 @@ def _kind(node: Node) -> str:
 
 
 def nccl_has_one_order(job: Job) -> Iterator[Fault]:
-    """Of the collectives that ask for NCCL, each on a device waits for all before it that may run in the same step."""
+    """A collective that asks for NCCL waits for all earlier ones on its device that may run in the same step."""
     asking = {node for group in job.found for node in group.members if uses_nccl(node)}
     lanes: dict[tuple[int, str], list[Node]] = {}
     for node in job.ordered[0]:

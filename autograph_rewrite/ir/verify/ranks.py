@@ -1,12 +1,12 @@
-"""Invariants across the graphs of all ranks of a job, checked before anything runs.
+"""Checks invariants across the graphs of all ranks of a job, before anything runs.
 
     rank 0's graph ─┐
     rank 1's graph ─┼──► verify_ranks ──► faults: what is wrong on which rank, in which collective, and what to do
     rank 2's graph ─┘
 
 + collectives: complete, alike, on distinct devices, in one order, on one condition, and whole in every run
-+ processes:   every graph is for a process of its own, and keeps to it
-+ the step:    what can be run can be run on all ranks
++ processes:   every graph is for a different process, and places no node in another one
++ the step:    every output and target can be run on all ranks
 + variables:   alike on all ranks, and two are one everywhere or nowhere
 + servers:     a step puts into accumulators and queues what it takes out
 """
@@ -41,8 +41,8 @@ from autograph_rewrite.ops.traits import has
 #     rank 1   gradient ──► apply ─┴─► accumulator on /job:ps ──► take(num_required = 2)      2 = 2
 #     rank 0   enqueue_many(2 tokens) ──► queue ──► dequeue on rank 0, dequeue on rank 1      2 = 1 + 1
 #
-# Too few, and somebody waits for ever; too many, and each step works with what the one before has left. Where a number
-# says which of two queues is meant, that holds for both. What only counts is never emptied: one rank writes it, once.
+# If a step puts in too few, a rank waits for ever; if too many, the next step reads left-over elements. Where a number
+# chooses between two queues, that holds for both. A store that only counts is never emptied: one rank adds to it, once.
 
 
 Count = Callable[[Node], int | None]
@@ -59,19 +59,20 @@ class _Store:
     counts: list[Node] = field(default_factory=list)
 
     def used_in(self, step: set[Node]) -> _Store:
-        """Return the store with what a step uses; what passes made for something else, such as initialisers, whole."""
+        """Return the store with the nodes of a step only; a pass's store that no step uses keeps all nodes."""
         puts, takes = ([node for node in nodes if node in step] for nodes in (self.puts, self.takes))
         return self if self.is_ours and not puts and not takes else _Store(self.declared, puts, takes, self.counts)
 
     @property
     def is_ours(self) -> bool:
-        """Whether a pass made it; what the user made may be filled by something that no step runs."""
+        """Whether a pass made it; a store of the user may be filled outside of steps."""
         nodes = (*self.declared, *self.puts, *self.takes)
+        # Expansion marks its copies of the user's nodes, too.
         return any(node.attr(PASS_ATTR, b"expand") != b"expand" for node in nodes)
 
 
 def stores_come_out_even(job: Job) -> Iterator[Fault]:
-    """One step of all ranks puts as much into every accumulator and token queue as it takes out."""
+    """One step of all ranks puts as many elements into every accumulator and queue as it takes out."""
     for name, every in _stores(job).items():
         store = every.used_in(job.step)
         yield from _differently_declared(job, name, store)
@@ -84,7 +85,7 @@ def stores_come_out_even(job: Job) -> Iterator[Fault]:
         counted = {node: _PUTS[node.op](node) for node in store.puts}
         counted |= {node: _TAKES[node.op](node) for node in store.takes}
         if any(node in frames or node in guards for node in counted):
-            continue  # how often it runs is not known
+            continue  # how often these nodes run is not known
         unclear = next((node for node, count in counted.items() if count is None), None)
         if unclear is not None:
             problem = f"how much {job.say(unclear)} moves through {name} is not constant, so it cannot be checked"
@@ -100,7 +101,7 @@ def stores_come_out_even(job: Job) -> Iterator[Fault]:
 
 
 def _counts_once(job: Job, name: str, store: _Store) -> Iterator[Fault]:
-    """A step adds one to what counts the steps of a rank, and takes nothing."""
+    """A step adds one element to a store that counts the steps of a rank, and takes none."""
     if len(store.puts) != 1 or store.takes or {job.rank(node) for node in store.counts} != {job.rank(store.puts[0])}:
         users = ", ".join(job.say(node) for node in (*store.puts, *store.takes, *store.counts))
         yield Fault(f"{name} counts the steps of one rank, and these use it: {users}", store.declared[0], SAME_PLAN)
@@ -125,7 +126,7 @@ def _differently_declared(job: Job, name: str, store: _Store) -> Iterator[Fault]
 
 
 def _stores(job: Job) -> dict[str, _Store]:
-    """Return the accumulators and queues of all ranks, by what messages call them."""
+    """Return the accumulators and queues of all ranks, by their labels in messages."""
     found: dict[str, _Store] = {}
     for graph in job.graphs:
         for node in graph:
@@ -137,7 +138,7 @@ def _stores(job: Job) -> dict[str, _Store]:
 
 
 def _meant(handle: Value) -> list[Node]:
-    """Return the stores that a handle may mean: several, where it is chosen by number."""
+    """Return the nodes of the stores that a handle may mean: several where a GatherV2 chooses it."""
     node = handle_node(handle)
     if node.op != "GatherV2":
         return [node]
@@ -145,7 +146,7 @@ def _meant(handle: Value) -> list[Node]:
 
 
 def _place(job: Job, handle: Node) -> str:
-    """Return what decides which store a handle means: on one device, equal names are one."""
+    """Return the label of a store; handles with equal labels mean one store."""
     shared = (handle.attr("shared_name") or handle.name.encode()).decode()
     container = (handle.attr("container") or b"").decode()
     spec = device_specs.parse(handle.device)
@@ -193,8 +194,8 @@ def check_ranks(
 
     Args:
         graphs: one per rank, in order, or their encoded GraphDefs.
-        original: the item that was expanded; without it, it is not known what will be run.
-        servers: devices on which variables live that all ranks use.
+        original: the item that was expanded; without it, the checks of what a step runs are left out.
+        servers: devices that hold variables of all ranks.
 
     Raises:
         VerifyError: names every broken invariant.
@@ -207,11 +208,11 @@ def check_ranks(
 def verify_ranks(
     graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
 ) -> list[Fault]:
-    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
+    """Return every fault that `check_ranks` raises."""
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:
-        return faults  # what follows relies on orders
+        return faults  # the other checks need topological orders
     if original is None:
         job = Job(ranks, len(ranks), servers=frozenset(servers))
     else:
@@ -221,7 +222,7 @@ def verify_ranks(
 
 
 def _own(graphs: Iterable[bytes | Graph]) -> Iterator[Graph]:
-    """Yield each rank's graph: a graph that is given twice is two graphs, like any others that are equal."""
+    """Yield each rank's graph; a Graph that is given twice is cloned, so that each rank has different nodes."""
     seen: set[int] = set()
     for given in graphs:
         graph = given if isinstance(given, Graph) else serde.from_bytes(given)
@@ -247,7 +248,7 @@ def _lost(ranks: Sequence[Graph], what: str, name: str) -> Iterator[Fault]:
 
 
 def processes_are_their_own(job: Job) -> Iterator[Fault]:
-    """Every rank's graph is for another process, and places nothing in that of another rank."""
+    """Every rank's graph is for a different process, and places no node in the process of another rank."""
     homes = _homes(job)
     first: dict[str, int] = {}
     for rank, home in homes.items():
@@ -262,7 +263,7 @@ def processes_are_their_own(job: Job) -> Iterator[Fault]:
             if not process or process == homes.get(rank) or spec is None or spec.job not in jobs:
                 continue  # other jobs are servers
             if device_specs.canonical(text) in job.servers:
-                continue  # a worker may be one, too
+                continue  # a worker may also be a server
             node = next(node for node in graph if node.device == text)
             owner = f"the process of rank {first[process]}" if process in first else "a process that no rank is for"
             problem = f"'{node.name}' of rank {rank} ({count} nodes) is on '{text}': {owner}"
@@ -270,9 +271,9 @@ def processes_are_their_own(job: Job) -> Iterator[Fault]:
 
 
 def _homes(job: Job) -> dict[int, str]:
-    """Return the process that each rank's graph is for: of those where it meets others, the one that it has for itself.
+    """Return the process of each rank's graph: among those of its collectives, the process that fewest ranks use.
 
-    A graph that meets nobody in a collective may share a server with others; its own process it has alone.
+    For a graph without collectives all its devices count: it may share servers with other graphs, but not its process.
     """
     members = {node for group in job.found for node in group.members}
     used = []
@@ -288,7 +289,7 @@ def _homes(job: Job) -> dict[int, str]:
 
 
 def variables_are_alike(job: Job) -> Iterator[Fault]:
-    """A variable has one type and shape on all ranks, and two of them share their storage everywhere or nowhere."""
+    """A variable has one type and shape on all ranks; two variables share their storage on all ranks or on none."""
     each = [[node for node in graph if has(node.op, "variables")] for graph in job.graphs]
     of = {node: name for handles in each for node, name in _names(handles).items()}
     in_shards = {name for node, name in of.items() if name != common_name(node.name)}
@@ -304,7 +305,7 @@ def variables_are_alike(job: Job) -> Iterator[Fault]:
 
 
 def _names(handles: Iterable[Node]) -> dict[Node, str]:
-    """Return the variable of each handle of a rank, whose shards on other ranks are called `w/part_1`."""
+    """Return the variable of each handle of a rank; a shard `w/part_1` counts as `w` if the rank also has `w`."""
     own = {node: common_name(node.name) for node in handles}
     names, found = set(own.values()), {}
     for node, name in own.items():
@@ -314,11 +315,7 @@ def _names(handles: Iterable[Node]) -> dict[Node, str]:
 
 
 def _aliases(job: Job, handles: Mapping[Node, str]) -> Iterator[Fault]:
-    """Yield the pairs of handles that mean one variable here and two elsewhere.
-
-    Args:
-        handles: with the names of their variables.
-    """
+    """Yield a fault for each pair of handles that mean one variable on some ranks and two on others."""
     stored: dict[tuple[object, ...], list[Node]] = {}
     for node in handles:
         process = device_specs.process(node.device)

@@ -1,4 +1,4 @@
-"""Invariants of the package's own ops: a reshard says what it does, and a finished graph has none left.
+"""Checks the package's ops: a reshard agrees with its axes and placements, and a finished graph has none left.
 
 %sum: float32[4,8] = ar.reshard(%dw) {after="replicated", before="partial(sum)", over=["model"]}
 fault: 'sum' changes along 'replica', and is not over it
@@ -18,8 +18,8 @@ from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 
 def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, str]]:
-    """Yield the reshards that contradict themselves or what they read, and what is wrong."""
-    alone = {axis.name for axis in mesh.axes if axis.size == 1}  # there nobody asks along which axis an instance lies
+    """Yield the reshards that contradict themselves or their operands, each with the problem."""
+    alone = {axis.name for axis in mesh.axes if axis.size == 1}  # along these there is nothing to exchange
     for node in nodes:
         if node.op == RESHARD:
             try:
@@ -39,7 +39,7 @@ def _faults(node: Node, found: Reshard, mesh: Mesh, alone: set[str]) -> Iterator
         yield f"is of the edge {found.edge}: edges are counted from 0"
     for axis in dict.fromkeys((*found.over, *found.before, *found.after)):
         before, after = (one.get(axis, REPLICATED) for one in (found.before, found.after))
-        # A value that changes its place keeps its placements: what one stage computes and the next reads.
+        # A value sent from one stage to the next changes its place, but keeps its placements.
         changes = before != after or (axis in node.place and _is_elsewhere(node, axis)) or bool(node.attr("rows"))
         if changes and axis not in found.over:
             yield f"changes along '{axis}', and is not over it"
@@ -51,12 +51,12 @@ def _faults(node: Node, found: Reshard, mesh: Mesh, alone: set[str]) -> Iterator
 
 
 def _is_elsewhere(node: Node, axis: str) -> bool:
-    """Return whether what a node reads has another place; what has none is wherever it is read."""
+    """Return whether an operand has another place; an operand without a place is wherever its reader is."""
     return any(axis in value.node.place and value.node.place[axis] != node.place[axis] for value in node.inputs)
 
 
 def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the ops of the package in a graph that may have none any more, and what is wrong."""
+    """Yield the ops of the package in a graph that must not have any, each with the problem."""
     for node in nodes:
         if node.op in OWN:
             made = node.attr(PASS_ATTR)
@@ -74,12 +74,12 @@ def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
 
 @dataclass(frozen=True)
 class Reshard:
-    """What an `ar.reshard` says.
+    """The exchange that an `ar.reshard` states.
 
     Attributes:
-        over: the axes along which the value changes, in the order in which that is done.
-        before: placements of the operand by axis; replicated is left out.
-        after: those of the result.
+        over: the axes along which the value changes, in the order of the exchanges.
+        before: placements of the operand by axis; replicated axes are left out.
+        after: placements of the result.
         edge: of the plan; -1 where none is planned.
     """
 
@@ -90,7 +90,7 @@ class Reshard:
 
 
 def reshard_of(node: Node) -> Reshard:
-    """Return what a node says of its exchange.
+    """Return the exchange that a node states.
 
     Raises:
         GraphError: an attribute is missing or cannot be read.

@@ -1,9 +1,9 @@
-"""Invariant of a folded graph before it is expanded: whatever is run needs all members of a collective, or none.
+"""Checks a folded graph before expansion: each fetch needs all members of a collective, or none.
 
     init = NoOp(^%all_reduce)                      waits for the members on all replicas
     init = NoOp(^%first), %first = all_reduce[0]   waits for that of replica 0, which waits for the others for ever
 
-`collectives.runs_are_whole` says the same of finished graphs, node by node; here, each node is looked at once.
+`collectives.runs_are_whole` checks finished graphs instance by instance; this check visits each folded node once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES
 
 
 def check_runs(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> None:
-    """Check that what is run by its name leaves no member of a collective waiting.
+    """Check that no fetch leaves a member of a collective waiting.
 
     Raises:
         VerifyError: names every root that would hang.
@@ -28,13 +28,13 @@ def check_runs(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> None:
 
 
 def runs_are_whole(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> Iterator[Fault]:
-    """Whatever runs once needs all members of a collective along the axes on which they lie, or none."""
+    """A root that runs once needs all members of a collective along each axis that the collective spans, or none."""
     order = topological_order(graph)
     members = [(node, axis) for node in order if is_collective(node.op) for axis in _axes(node, mesh)]
     if not members:
         return
     reached = _Reached(mesh, members)
-    # The second round carries what the body of a loop adds to its entry.
+    # The second round propagates members from the body of a loop to its entry.
     for _ in range(2 if any(node.op in BACK_EDGES for node in order) else 1):
         for node in order:
             reached.visit(node)
@@ -48,7 +48,7 @@ def runs_are_whole(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> Iterator[
 
 
 class _Reached:
-    """Which members of collectives a node needs, one bit for each collective and axis: its own, the first, or all."""
+    """The members of collectives that a node needs, as bit masks: its instance's, the first ones, all."""
 
     def __init__(self, mesh: Mesh, members: Iterable[tuple[Node, str]]) -> None:
         self._mesh = mesh
@@ -82,7 +82,7 @@ class _Reached:
 
 
 def _axes(node: Node, mesh: Mesh) -> list[str]:
-    """Return the axes along which the members of a collective lie, of those that this process has."""
+    """Return the axes of this process along which a collective has several members."""
     span = mesh.whole(node.span)
     key = node.inputs[GROUP_KEY].node if len(node.inputs) > GROUP_KEY else node
     lying = [name for name, size in mesh.axes if name in span and name != MICRO and size > 1]
@@ -90,7 +90,7 @@ def _axes(node: Node, mesh: Mesh) -> list[str]:
 
 
 def _meets(key: Node, axis: str, span: Span, mesh: Mesh) -> bool:
-    """Return whether those that differ along an axis have one group key."""
+    """Return whether instances that differ along an axis have one group key."""
     raw = key.attrs.get("value")
     if not isinstance(raw, PerInstance):
         return True

@@ -1,4 +1,4 @@
-"""Evaluate symbolic sizes: the number of rows that `3*b` stands for, given the number of examples."""
+"""Evaluates symbolic sizes: the number of rows that `3*b` stands for, given the number of examples."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, EXAMPLES_OF_ALL, Dim
 
 UNKNOWN = 1
-"""Stands in for a size that nothing tells."""
+"""Replaces a size about which nothing is known."""
 EXAMPLES = 32
-"""Of one replica, where neither the graph nor the caller says how many."""
+"""Examples of one replica, where neither the graph nor the caller states them."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers behind the symbols of one step.
+    """The values of symbols in one step.
 
     Attributes:
         batch: examples of all replicas together.
-        replicas: how many share them.
-        micro: into how many parts, one after another, each of them cuts its own.
+        replicas: how many share the batch.
+        micro: how many micro-batches each replica runs, one after the other.
     """
 
     batch: int
@@ -34,7 +34,7 @@ class Sizes:
 
     @property
     def block(self) -> int:
-        """Examples that a replica works on at a time: of the largest share, where they differ by one."""
+        """Examples in the largest micro-batch of a replica; sizes may differ by one."""
         return max(1, -(-self.batch // (self.replicas * self.micro)))
 
     def number(self, dim: Dim) -> int:
@@ -64,11 +64,11 @@ class Sizes:
 
 
 def static_elements(fact: Fact) -> int:
-    """Return how many elements a value has of one example; an unknown size counts as 1."""
+    """Return how many elements a value has for one example; an unknown size counts as 1."""
     sizes = [dim if isinstance(dim, int) else dim.coef if dim is not None else 1 for dim in fact.shape or ()]
     return math.prod(sizes)
 
 
 def static_bytes(fact: Fact) -> int:
-    """Return the bytes of a value of one example; an unknown size counts as 1."""
+    """Return the bytes of a value for one example; an unknown size counts as 1."""
     return static_elements(fact) * dtypes.width(fact.dtype)

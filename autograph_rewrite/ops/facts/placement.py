@@ -1,4 +1,4 @@
-"""Fact: what is known about one value before rewriting (placement, local shape, small integer contents)."""
+"""Defines Fact: the abstract value of a tensor before rewriting (placement, local shape, small integer contents)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Shape = tuple[Dim, ...]
 
 
 class Axes(NamedTuple):
-    """Dimensions of which a vector names some: certainly all of `sure`, and none that is not `possible`."""
+    """The dimensions that a vector names: certainly all of `sure`, and none that is not in `possible`."""
 
     sure: frozenset[int]
     possible: frozenset[int]
 
 
 class Fact(NamedTuple):
-    """What is known about a value.
+    """The abstract value of a tensor.
 
     Attributes:
-        placement: where it lives.
+        placement: along the batch's axis.
         dtype: TensorFlow's number of the element type.
-        shape: the shape of ONE instance (block sizes contain `b`); None for an unknown rank. Of a container
+        shape: the shape of ONE instance (block sizes contain `b`); None for an unknown rank. For a container
             (tensor list, tensor array, stack) it is the shape of its elements.
         value: contents of a small integer tensor, flat; entries may be symbolic or None. None: not tracked.
         zero: every element is known to be zero, so a replicated value is also a partial one.
         cell: for a handle of a tensor array or stack, the node that made it.
-        axes: of a vector of dimensions that only the run will tell, what is known of it.
-        others: where it lives along axes besides the batch's, in the order of the mesh; replicated is left out.
+        axes: bounds on a vector of dimensions that is known at run time only.
+        others: placements along other axes than the batch's, in the order of the mesh; replicated is left out.
             Placements have their extents; sizes of their blocks are `T:@model/b` in `shape` and `value`.
-        held: a variable is in such blocks, and the value is made of it alone: what meets it is converted, and not it.
+        held: the value depends only on a variable that is stored in these blocks: other operands are converted to it.
     """
 
     placement: Placement
@@ -50,22 +50,22 @@ class Fact(NamedTuple):
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Where it lives, by axis; replicated is left out."""
+        """Its placements by axis; replicated is left out."""
         here = {} if self.placement == REPLICATED else {REPLICA: self.placement}
         return here | dict(self.others)
 
     def placement_on(self, axis: str) -> Placement:
-        """Return where it lives along an axis."""
+        """Return its placement along an axis."""
         if axis == REPLICA:
             return self.placement
         return next((one for name, one in self.others if name == axis), REPLICATED)
 
     def on(self, axis: str, before: str = REPLICA) -> Fact:
-        """Return the fact as the rules on an axis see it, with the block sizes of other axes as open sizes.
+        """Return the fact as rules on an axis see it, with the block sizes of other axes as open sizes.
 
         Args:
-            axis: the one that is looked at.
-            before: the one by which its sizes are told so far; `fact.on(axis).on(REPLICA, axis)` is the fact.
+            axis: whose block sizes become `b`.
+            before: the axis whose block sizes are `b` now; `fact.on(axis).on(REPLICA, axis)` equals the fact.
         """
         if axis == before:
             return self
@@ -92,7 +92,7 @@ class Fact(NamedTuple):
 
     @property
     def is_segmented(self) -> bool:
-        """Whether it is a block with segments, or tells the size of one."""
+        """Whether it is a block with segments, or contains the size of one."""
         return any(is_segmented(dim) for dim in (*(self.shape or ()), *(self.value or ())))
 
     @property

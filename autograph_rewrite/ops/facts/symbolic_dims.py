@@ -1,4 +1,4 @@
-"""Symbolic sizes: integers that are a constant times unknown factors, such as `32*b` for 32 rows per example.
+"""Computes with symbolic sizes: a constant times unknown factors, such as `32*b` for 32 rows per example.
 
 `b` is the number of examples in this replica's block, `B` in the whole batch. A size that contains `b` differs between
 replicas. Every other symbol, such as `T:x/1` for an open dimension of x, has one value everywhere: equal symbols are
@@ -6,8 +6,8 @@ equal sizes. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
 
 `b/3,2` is the size of a shard of a variable: 3 on the first replica, 2 on the second.
 
-`b[1,2]` is the size of a block with segments: rows of a first part, one for each example, then rows of a second, two
-for each. It differs from `3*b`, so that what has other rows never lines up with it; of the whole both are `3*B`.
+`b[1,2]` is the size of a block with segments: one row of a first part for each example, then two rows of a second part
+for each. It differs from `3*b`, because the rows are not in the same order; the size of the whole is `3*B` for both.
 """
 
 from __future__ import annotations
@@ -37,53 +37,48 @@ class Sym(NamedTuple):
 
 
 def read_symbol(text: str) -> Sym:
-    """Return the size that is printed so, `2*b`."""
+    """Parse a printed size, `2*b`."""
     first, *others = text.split("*")
     return Sym(int(first), tuple(others)) if first.isdigit() else Sym(1, (first, *others))
 
 
 Dim = int | Sym | None
-"""A size; None when nothing is known about it."""
+"""A size; None for an unknown size."""
 
 
 def local_symbol(origin: str = "") -> Sym:
-    """Return the block size `b`, or a block size of its own for the value named `origin`."""
+    """Return the block size `b`, or a separate block size for the value named `origin`."""
     return Sym(1, (f"{BLOCK}#{origin}" if origin else BLOCK,))
 
 
 def shard_symbol(sizes: Sequence[int]) -> Sym:
-    """Return the size of a shard, which is one of these: `b/3,2` is 3 on the first replica, and 2 on the second."""
+    """Return the symbol of shard sizes, one for each replica: `b/3,2` is 3 on the first replica, 2 on the second."""
     return Sym(1, (f"{SHARDS}{','.join(map(str, sizes))}",))
 
 
 def shards_of(dim: Dim) -> tuple[int, ...]:
-    """Return the sizes of the shards that a size counts in, one for each replica; nothing where it counts examples."""
+    """Return the shard sizes in the symbol of a size, one for each replica; empty where it counts examples."""
     return sizes_of_shards(dim.factors[0]) if isinstance(dim, Sym) and len(dim.factors) == 1 else ()
 
 
 def common_symbol(origin: str) -> Sym:
-    """Return the size of a dimension that nobody splits, such as time: unknown, and one in all replicas."""
+    """Return the size of a dimension that is never split, such as time: unknown, but equal in all replicas."""
     return Sym(1, (f"{COMMON}:{origin}",))
 
 
 def maker_of(factor: str) -> str:
-    """Return the node of which an open dimension is; empty for what counts examples."""
+    """Return the name of the node that an open dimension belongs to; empty for a factor that counts examples."""
     return factor.removeprefix(f"{COMMON}:").rpartition("/")[0].partition(":")[0]
 
 
 EXAMPLES_OF_ALL = common_symbol("batch")
-"""The examples of the whole batch, on an axis along which nobody splits them."""
+"""The examples of the whole batch, on an axis that does not split them."""
 
 
 def on_axis(dim: Dim, axis: str, before: str) -> Dim:
-    """Return a size as a rule on one axis sees it, which the rules on another axis see as `dim`.
+    """Return a size as rules on `axis` see it, where rules on `before` see it as `dim`.
 
-    Block sizes of any other axis are open sizes that nobody splits: `b` on the axis `replica` is `T:@replica/b` on
-    `model`.
-
-    Args:
-        axis: the one that is looked at.
-        before: the other, whose block sizes are `b` in `dim`.
+    Block sizes of any other axis are open sizes: `b` on the axis `replica` is `T:@replica/b` on `model`.
     """
     if not isinstance(dim, Sym) or axis == before:
         return dim
@@ -101,7 +96,7 @@ def is_local(dim: Dim) -> bool:
 
 
 def is_settled(dim: Dim) -> bool:
-    """Return whether a size is more than a stand-in that was made for one value because nothing was known."""
+    """Return whether a size is known, and is no placeholder symbol that was made for one value."""
     return dim is not None and not (isinstance(dim, Sym) and any("#" in factor for factor in dim.factors))
 
 
@@ -111,13 +106,13 @@ def any_local(dims: Iterable[Dim] | None) -> bool:
 
 
 def local_entry(dims: Sequence[Dim] | None) -> int | None:
-    """Return the position of the one local size in a shape vector, None if there is none or more."""
+    """Return the position of the only local size in a shape vector; None if there are none or several."""
     found = [i for i, dim in enumerate(dims or ()) if is_local(dim)]
     return found[0] if len(found) == 1 else None
 
 
 def times(a: Dim, b: Dim) -> Dim:
-    """Multiply; a product of two block sizes is not a size of any block, so it is unknown."""
+    """Multiply two sizes; a product of two block sizes is unknown, as no block has it."""
     if a is None or b is None:
         return None
     if isinstance(a, int) and isinstance(b, int):
@@ -132,7 +127,7 @@ def times(a: Dim, b: Dim) -> Dim:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """Multiply all."""
+    """Multiply all sizes."""
     result: Dim = 1
     for dim in dims:
         result = times(result, dim)
@@ -140,7 +135,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def divide(a: Dim, b: Dim) -> Dim:
-    """Divide exactly: every factor of `b` must cancel; otherwise the result is unknown."""
+    """Divide exactly: every factor of the divisor `b` must cancel; otherwise the result is unknown."""
     if a is None or b is None or b == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):
@@ -158,7 +153,7 @@ def divide(a: Dim, b: Dim) -> Dim:
 
 
 def to_global(dim: Dim, batch: int | None) -> Dim:
-    """Return the size over the whole batch of a size per block.
+    """Return the size over the whole batch for a size per block.
 
     Args:
         batch: the number of examples, where it is static.
@@ -177,25 +172,25 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
 
 
 def are_same(a: Dim, b: Dim) -> bool:
-    """Return whether two sizes are known to be equal; two unknown ones are not."""
+    """Return whether two sizes are known to be equal; two unknown sizes are not."""
     return a is not None and a == b
 
 
 def is_open(dim: Dim) -> bool:
-    """Return whether a size depends on a dimension that nobody states."""
+    """Return whether a size depends on an open dimension."""
     return isinstance(dim, Sym) and any(factor.startswith(f"{COMMON}:") for factor in dim.factors)
 
 
 def may_be_same(a: Dim, b: Dim) -> bool:
-    """Return whether two sizes of the whole are equal in some runs: an open dimension may be as long as anything."""
+    """Return whether two sizes of the whole can be equal in some run: an open dimension may have any length."""
     return a is not None and b is not None and (a == b or is_open(a) or is_open(b))
 
 
 def are_rows(a: Dim, b: Dim) -> bool:
-    """Return whether two sizes, `b*T` and `b*5`, have to be equal in each block where they are over the whole batch.
+    """Return whether two sizes, `b*T` and `b*5`, must be equal in each block if they are equal over the whole batch.
 
-    That is for ops that refuse other sizes: if `B*T` is `B*5`, then T is 5, and the blocks line up. Where an op would
-    stretch a single row instead, there is one example, so that it stretches in the block of that example.
+    This holds for ops that refuse other sizes: if `B*T` is `B*5`, then T is 5, and the blocks line up. An op that
+    stretches a single row does so only with one example, and then it also does in the block of that example.
     """
     for mine in (BLOCK, BATCH):
         rest = [divide(dim, Sym(1, (mine,))) for dim in (a, b)]
@@ -205,7 +200,7 @@ def are_rows(a: Dim, b: Dim) -> bool:
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    """Return the size that two broadcast to; of two that are not known to be equal, a symbol may stand for 1."""
+    """Return the size that two sizes broadcast to; unless they are known to be equal, a symbol may stand for 1."""
     if a == 1 or a == b:
         return b
     if are_rows(a, b):
@@ -228,13 +223,10 @@ def broadcast(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | Non
 
 
 def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
-    """Return whether a size is known to be that of which `block` is one replica's part.
+    """Return whether a size is known to be the whole of which `block` is one replica's part.
 
-    A size of which that is not known may be 1, where one row stands for all, or count something else: of neither there
-    is a block. Of an open batch it is not even enough to be a number, since the batch may have one example.
-
-    Args:
-        batch: the number of examples, where it is static.
+    Any other size may be 1, where one row is broadcast, or count something else: it has no blocks. If the batch is
+    open, a number does not qualify either, since the batch may have one example.
     """
     return are_same(dim, to_global(block, batch))
 
@@ -245,7 +237,11 @@ def unit(dim: Dim) -> int | None:
 
 
 def joined(parts: Sequence[int]) -> Sym:
-    """Return the size of a block with a segment for each part, of which one example has so many rows."""
+    """Return the size of a block with a segment for each part.
+
+    Args:
+        parts: the rows of one example in each part.
+    """
     common = gcd(*parts)
     if len(parts) == 1:
         return Sym(common, (BLOCK,))
@@ -253,44 +249,40 @@ def joined(parts: Sequence[int]) -> Sym:
 
 
 def is_segmented(dim: Dim) -> bool:
-    """Return whether a size is that of a block with segments."""
+    """Return whether a size is the size of a block with segments."""
     return isinstance(dim, Sym) and any(factor.startswith(SEGMENTS) for factor in dim.factors)
 
 
 def segments(dim: Dim) -> tuple[int, ...]:
-    """Return the rows that each example has in each segment; nothing where there are no segments, or nobody knows."""
+    """Return the rows of each example in each segment; empty where there are no segments, or they are unknown."""
     if not isinstance(dim, Sym) or len(dim.factors) != 1:
         return ()
     return tuple(dim.coef * rows for rows in segment_rows(dim.factors[0]))
 
 
 def parts(dim: Dim) -> tuple[int, ...]:
-    """Return the same, and one segment for a block of rows that follow each other."""
+    """Return `segments`, or for a block without segments one entry with its rows per example."""
     rows = unit(dim)
     return segments(dim) if rows is None else (rows,)
 
 
 def rows_per_example(dim: Dim) -> int | None:
-    """Return how many rows of a block one example has, in all of its segments; None where that is not known."""
+    """Return how many rows of a block one example has, over all segments; None where that is not known."""
     return sum(parts(dim)) or None
 
 
 def rows_of_unit(dim: Dim) -> int | None:
-    """Return how many rows of a block belong to one of the units that it counts: an example, or a row of a shard."""
+    """Return how many rows of a block belong to one unit: an example, or a row of a shard."""
     return dim.coef if isinstance(dim, Sym) and shards_of(dim) else rows_per_example(dim)
 
 
 def has_rows_of_each_example(dim: Dim) -> bool:
-    """Return whether each example has as many rows of a block, one after another, though only the run may know it."""
+    """Return whether every example has the same number of adjacent rows in a block, even if the number is open."""
     return isinstance(dim, Sym) and [factor for factor in dim.factors if factor.startswith(LOCAL_MARK)] == [BLOCK]
 
 
 def between_seams(dim: Dim, begin: int, end: int) -> Dim:
-    """Return the size of what a block has from one seam between segments to another; None where there is no seam.
-
-    Args:
-        begin: where it begins: rows per example.
-    """
+    """Return the size of a block between two seams (bounds of segments, in rows per example); None without a seam."""
     rows = segments(dim)
     seams = [0, *accumulate(rows)]
     if not rows or begin not in seams or end not in seams or begin >= end:
@@ -299,7 +291,7 @@ def between_seams(dim: Dim, begin: int, end: int) -> Dim:
 
 
 def seam(entry: Dim, batch: int | None) -> int | None:
-    """Return at how many rows per example a bound lies; None where that is not known."""
+    """Return a bound in rows per example; None where that is not known."""
     if isinstance(entry, int):
         return 0 if entry == 0 else entry // batch if batch and entry > 0 and entry % batch == 0 else None
     return rows_per_example(entry)

@@ -1,12 +1,12 @@
-"""What a rule is: a small pure function from the facts of a node's inputs to the placements of its outputs.
+"""Defines rules: small pure functions from the facts of a node's inputs to the placements of its outputs.
 
 A rule answers three questions about one op type, each with its own function in a `Rule`:
 
-    place(n)  which placements follow, and which input has to be converted first (`operand_reshards`)
-    shape(n)  the shape of one instance of each output, from the inputs as they are after conversion
+    place(n)  the placements of the outputs, and the inputs to convert first (`operand_reshards`)
+    shape(n)  the shape of one instance of each output, from the inputs after conversion
     value(n)  contents of small integer outputs, symbolically (sizes); None where the op never makes sizes
 
-They depend on nothing but op, attributes and facts, so that results are cached across equal nodes.
+They depend only on op, attributes and facts, so that results are cached across equal nodes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, rows_per_example
 from autograph_rewrite.ops.facts.windows import Halo
 
 OWN_VALUE = Placement("partial", op="own")
-"""The placement of a value that each block has of its own, and that nobody adds up."""
+"""The placement of a varying value: each replica has a different one, and no reduction combines them."""
 
 
 class Semantics(NamedTuple):
     """The choices of the config that rules depend on, and the axes.
 
     Attributes:
-        random: "exact" draws what one device would draw; "independent" lets each replica draw its own block.
+        random: "exact" draws the numbers that one device would draw; "independent" lets each replica draw its block.
         batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
-        extent: of the axis that is looked at; of the batch, its units are the examples, where they are static.
-        segments: blocks may have a segment of each part of a concatenation.
+        extent: of the axis that the rules are on; for the batch, its units are the examples, where they are static.
+        segments: blocks may have a segment from each part of a concatenation.
         more: extents of further axes, minor to the first.
-        alike: the devices of a replica run one program, each of its blocks: of what is in blocks of rows, each finds
-            those that it has of all that are looked up.
+        alike: the devices of a replica run one program, each on its blocks; from a table that is split by rows, each
+            device looks up the rows that it holds.
     """
 
     random: str = "exact"
@@ -43,7 +43,7 @@ class Semantics(NamedTuple):
     alike: bool = False
 
     def on(self, extent: Extent) -> Semantics:
-        """Return what rules on one of the axes depend on."""
+        """Return the semantics for rules on one of the axes."""
         if not self.more:
             return self
         return self._replace(extent=extent, segments=self.segments and extent == self.extent, more=())
@@ -53,12 +53,12 @@ class Op(NamedTuple):
     """A node as a rule sees it.
 
     Attributes:
-        attr: reads a decoded attribute by name, with the op's own default.
-        inputs: facts of the inputs. `shape` and `value` functions get them as they are after conversion.
+        attr: reads a decoded attribute by name, or its declared default.
+        inputs: facts of the inputs. `shape` and `value` functions get the facts after conversion.
         output_dtypes: element type of each output.
         static: static global shapes of the outputs as the graph states them (entries None where unknown), or None.
         semantics: the config's choices.
-        cells: for a handle input, the joined placement and element shape of what its container holds, by index.
+        cells: for each handle input, by index, the joined fact of the elements of its container.
     """
 
     op: str
@@ -94,7 +94,7 @@ class Op(NamedTuple):
 
 
 class LocalEntry(NamedTuple):
-    """A want of a shape operand: entry `position` holds the global size and must become the block size `size`.
+    """A conversion of a shape operand: entry `position`, a global size, becomes the block size `size`.
 
     With a `halo` it becomes the number of rows that a device reads.
     """
@@ -105,11 +105,11 @@ class LocalEntry(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it.
+    """A conversion of a replicated input to this replica's block of `dim`, in which one example has `unit` rows.
 
-    Where it has `shards`, the block is the shard of a variable, with `unit` rows for each of the shard's. Where it has
-    `segments`, one example covers so many rows of each, and `unit` is the sum. With a `halo` the input may be cut like
-    that already; rows of neighbouring blocks are read with it.
+    With `shards`, the block is the shard of a variable, with `unit` rows for each row of the shard. With `segments`,
+    one example has so many rows in each segment, and `unit` is the sum. With a `halo`, rows of neighbouring blocks are
+    added, and the input may already be split.
     """
 
     dim: int
@@ -120,7 +120,7 @@ class Slice(NamedTuple):
 
 
 def block_of(dim: int, size: Dim) -> Slice | None:
-    """Return the want of the block of a replicated input; None where the rows of each example are not known."""
+    """Return the conversion of a replicated input to its block; None where the rows of an example are not known."""
     if isinstance(size, Sym) and (shards := shards_of(size)):
         return Slice(dim, size.coef, shards=shards)
     rows = rows_per_example(size)
@@ -128,7 +128,7 @@ def block_of(dim: int, size: Dim) -> Slice | None:
 
 
 Reshard = Placement | LocalEntry | Slice
-"""What an input must be converted to: REPLICATED, PARTIAL, split(d), a Slice of a replicated value, or a LocalEntry."""
+"""The target of a conversion: REPLICATED, PARTIAL, split(d), a Slice of a replicated value, or a LocalEntry."""
 
 
 class Placed(NamedTuple):
@@ -136,12 +136,12 @@ class Placed(NamedTuple):
 
     Attributes:
         outputs: a placement per output.
-        operand_reshards: conversions by input index; an input that is not named is read as it is.
+        operand_reshards: conversions by input index; other inputs are read as they are.
         decompose: the op has to be rewritten into simpler ops first (`passes.canonicalize.decompose`), for example a
             mean over the split dimension; `outputs` then only matters until the next round.
-        zero: per output, known to be zero.
-        holds: (container input index, input index of the element put into it) for writes.
-        note: why it runs whole where another rule could divide it, for the report; `semantics.strict` refuses that.
+        zero: whether each output is known to be zero.
+        holds: for writes, (input index of the container, input index of the element put into it).
+        note: why the op runs whole although a rule could divide it, for the report; `semantics.strict` refuses it.
     """
 
     outputs: tuple[Placement, ...]
@@ -159,22 +159,19 @@ Numbers = Sequence[Sequence[int]]
 
 
 class Rule(NamedTuple):
-    """What is known of one op type.
+    """The rule of one op type.
 
     Attributes:
-        place: which placements follow, and which input has to be converted first.
-        shape: the shape of one instance of each output.
-        value: contents of small integer outputs, symbolically.
-        family: the module that it stands in.
+        family: the module that defines it.
         pinned: runs once, whatever the mode (randomness, input, side effects).
-        axes: for outputs that name dimensions, what is known of them where `value` is not.
+        axes: for outputs that name dimensions, bounds on these where `value` does not know them.
         identity: the shape or value rule needs fresh symbols, so results are not shared between nodes.
-        work: floating-point operations of one call, from attributes and the shapes of operands and results; where
-            there is none, every element counts.
-        kernel: what integers make of integers, for constant folding.
+        work: floating-point operations of one call, from attributes and the shapes of operands and results; None: one
+            for each element.
+        kernel: computes integers from integers, for constant folding.
         scratch: elements that a kernel copies while it runs, from attributes and the shapes of operands.
-        patches: elements of patches of images that a kernel on a CPU holds, from the shapes of operands and results,
-            the bytes of an element, and the threads.
+        patches: elements of image patches that a CPU kernel holds, from the shapes of operands and results, the bytes
+            of an element, and the threads.
     """
 
     place: Callable[[Op], Placed | None]
@@ -191,12 +188,12 @@ class Rule(NamedTuple):
 
 
 def whole(n: Op) -> Placed:
-    """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
+    """Convert all inputs to their whole, global value; the outputs are replicated. Sound for every op."""
     return Placed((REPLICATED,) * len(n.output_dtypes), others_whole(n))
 
 
 def others_whole(n: Op, *kept: int) -> dict[int, Reshard]:
-    """Return the conversions that make all inputs whole but those that are `kept` as they are."""
+    """Return the conversions that make all inputs whole, except those in `kept`."""
     return {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
 
 

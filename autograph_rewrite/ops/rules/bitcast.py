@@ -15,7 +15,7 @@ def _widths(n: Op) -> tuple[int, int] | None:
 
 
 def _bitcast(n: Op) -> str | None:
-    """All dimensions stay split; narrower elements add a last one, wider elements use it up."""
+    """All dimensions stay split; narrower elements add a last dimension, wider elements remove it."""
     before, after = _widths(n) or (0, 0)
     if not before:
         return None
@@ -23,7 +23,7 @@ def _bitcast(n: Op) -> str | None:
 
 
 def bitcast_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The same, or with as many narrow elements for each wide one as a last dimension."""
+    """Return the same shape, or that with a last dimension added or removed."""
     shape, widths = n.shape(0), _widths(n)
     if shape is None or widths is None:
         return n.static

@@ -1,6 +1,6 @@
-"""Stacking, concatenating and splitting: free along other dimensions than the split one.
+"""Ops that stack, concatenate or cut values: they work on blocks along other dimensions than the split one.
 
-Concatenated along it, blocks become segments of a block; a cut between segments gives them back.
+A concatenation along the split dimension makes the blocks segments of one block; a cut between segments undoes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autograph_rewrite.ops.rules.layout import join_pieces
 
 
 def place_pack(n: Op) -> Placed:
-    """Stack: the new dimension goes before or after the split one."""
+    """Stack: the new dimension is inserted before or after the split one."""
     found = join_pieces(n, range(len(n.inputs)))
     if found is None:
         return whole(n)
@@ -92,7 +92,7 @@ def place_concat(n: Op) -> Placed:
 
 
 def _as_segments(n: Op, pieces: Sequence[int], axis: int) -> dict[int, Reshard] | None:
-    """Return what pieces need so that each is cut along the axis; None where not all can be, or none is."""
+    """Return the conversions that split all pieces along the axis; None where a piece cannot be split, or none is."""
     sizes_of = [n.inputs[i].split_size for i in pieces if n.placement(i) == split(axis)]
     known = next((size for size in sizes_of if unit(size) is not None), None)
     operand_reshards: dict[int, Reshard] = {}
@@ -128,7 +128,7 @@ def shape_concat(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_concat(n: Op) -> Values | None:
-    """Join vectors of sizes, or tables of them, as paddings are."""
+    """Join vectors of sizes, or matrices of them, such as paddings."""
     pieces, axis = _concat(n)
     values = [n.value(i) for i in pieces]
     if any(value is None for value in values) or axis is None:
@@ -161,7 +161,7 @@ def place_cut(n: Op) -> Placed:
 
 
 def between(n: Op) -> list[Dim] | None:
-    """Return the sizes of blocks of what Split and SplitV cut between segments; None where they cut elsewhere."""
+    """Return the block sizes of outputs that are cut between segments; None where they are cut elsewhere."""
     data, axis = _cut_axis(n)
     size, count = n.inputs[data].split_size, len(n.output_dtypes)
     total = rows_per_example(size)
@@ -198,7 +198,7 @@ def shape_cut(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_cut(n: Op) -> Values | None:
-    """Cut a vector of sizes, as one does to handle the dimensions in front of an axis apart from the rest."""
+    """Cut a vector of sizes, for example into those before an axis and the rest."""
     data, _ = _cut_axis(n)
     value, count = n.value(data), len(n.output_dtypes)
     if value is None or n.rank(data) != 1:

@@ -1,7 +1,7 @@
 """Contractions (MatMul, BatchMatMul, Einsum): contracting the split dimension gives a partial result.
 
-Every dimension gets a label; both sides of a contraction share theirs. A split label that the output keeps stays split,
-one that is summed away makes the output partial, and operands that are whole but have the label are sliced.
+Every dimension gets a label, which both sides of a contraction share. A split label that the output has stays split, a
+split label that is summed over makes the output partial, and whole operands with the label are sliced.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from autograph_rewrite.ops.rules.base import Attr, Numbers, Op
 from autograph_rewrite.ops.rules.factors import factors
 from autograph_rewrite.ops.rules.signature import every
 
-# The copies that an einsum makes while it runs: its kernel multiplies matrices, and transposes what lies otherwise.
+# The copies that an einsum makes while it runs: its kernel multiplies matrices, and transposes other layouts.
 #
 #     bd,edf->ebf     in 0: free b, contracted d       as it is
 #                     in 1: free e, contracted d, free f     e f d: a copy
 #                     result b e f                           e b f: a copy
 #
-# As `einsum_op_impl.h` of TensorFlow does: dimensions are ordered as batch, free, contracted, reduced; an operand whose
-# contracted dimensions come before its free ones is multiplied as an adjoint, without a copy.
+# Source: `einsum_op_impl.h` of TensorFlow. Dimensions are ordered as batch, free, contracted, reduced; an operand whose
+# contracted dimensions precede its free ones is multiplied as an adjoint, without a copy.
 
 
 Shape = Sequence[int]
@@ -30,11 +30,7 @@ _BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
 
 
 def scratch_elements(equation: str, inputs: Sequence[Shape]) -> int:
-    """Return how many elements an einsum copies while it runs; 0 where the equation has an ellipsis.
-
-    Args:
-        equation: such as "bd,edf->ebf".
-    """
+    """Return how many elements an einsum copies while it runs; 0 where the equation has an ellipsis."""
     left, _, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if "." in equation or len(terms) != len(inputs) or any(len(set(term)) < len(term) for term in (*terms, out)):
@@ -67,7 +63,7 @@ def _kind(label: str, terms: Sequence[str], out: str) -> int:
 
 
 def _moves(have: Sequence[str], want: Sequence[str], sizes: dict[str, int]) -> bool:
-    """Return whether a transposition moves elements: dimensions of one element may stand anywhere."""
+    """Return whether a transposition moves elements: the position of a dimension of size 1 does not matter."""
     return [label for label in have if sizes[label] > 1] != [label for label in want if sizes[label] > 1]
 
 
@@ -80,7 +76,7 @@ def _product(n: Op) -> str:
 
 
 def _equation(n: Op) -> str:
-    """The equation says it; a dimension that one operand has twice cannot be cut: its diagonal would lie elsewhere."""
+    """The equation has the labels; a label that one operand has twice cannot be split, as blocks lose the diagonal."""
     left, _, right = n.attr("equation").decode().replace(" ", "").partition("->")
     terms = [re.findall(r"\.\.\.|\w", term) for term in (*left.split(","), right)]
     twice = {label for term in terms for label, count in Counter(term).items() if count > 1}
@@ -90,13 +86,13 @@ def _equation(n: Op) -> str:
 
 
 def matmul_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Two for each element of the result and of the contracted dimension."""
+    """Count two operations for each element of the result and of the contracted dimension."""
     turned = any(attr(key, False) for key in ("transpose_a", "adj_x"))
     return 2.0 * math.prod(outputs[0]) * inputs[0][-2 if turned else -1]
 
 
 def _einsum_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Two for each combination of labels; one where nothing is multiplied."""
+    """Count two operations for each combination of labels; one where nothing is multiplied."""
     equation = attr("equation")
     left = (equation.decode() if isinstance(equation, bytes) else str(equation)).partition("->")[0]
     sizes: dict[str, int] = {}

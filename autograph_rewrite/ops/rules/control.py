@@ -18,12 +18,12 @@ def place_switch(n: Op) -> Placed:
 
 
 def place_carry(n: Op) -> Placed:
-    """Carry a value into, around or out of a loop; the merge forgets contents that change on the way."""
+    """Carry a value into, around or out of a loop; the Merge drops contents that change between iterations."""
     return Placed((n.placement(0),), zero=(n.inputs[0].zero,))
 
 
 def place_merge(n: Op) -> Placed:
-    """Join the paths that are known."""
+    """Join the inputs that propagation has reached."""
     if not reached(n.inputs):
         empty = [fact for fact in n.inputs if fact.placement == ANY]
         zero = any(fact.zero for fact in empty)
@@ -42,7 +42,7 @@ def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
 
 def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
     joined = join(n.inputs, n.semantics.extent.units)
-    unknown: tuple[Dim, ...] = (None,)  # which path was taken: a size, so to speak, that nobody knows
+    unknown: tuple[Dim, ...] = (None,)  # the number of the path taken, which is not known
     return (joined.value, unknown if joined.is_local else None)
 
 

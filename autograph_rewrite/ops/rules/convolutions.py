@@ -1,11 +1,11 @@
-"""Convolutions: images, channels and rows.
+"""Convolutions: split along images, channels or rows.
 
     Conv2D                 n..c , ..co        -> n..o     split n or o: stays; split c: contracted, so it is partial
     Conv2DBackpropInput    n..c , ..co , n..o -> n..c     the first operand is the input's shape
     Conv2DBackpropFilter   n..c , ..co , n..o -> ..co     the second is the filter's; over images it sums
 
-Channels are split where the sizes of blocks are known. In a grouped convolution the filter's channels are not the
-images', so only images are split. Rows and columns are split where blocks can be read with rows of their neighbours
+Channels are split where the sizes of blocks are known. In a grouped convolution the filter has other channels than the
+images, so only images are split. Rows and columns are split where blocks can be read with rows of their neighbours
 (`spatial`).
 """
 
@@ -19,20 +19,20 @@ from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
 from autograph_rewrite.ops.rules.factors import factors, lines
 from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X, Y, windowed
 
-# The patches of images that TensorFlow's own CPU kernels of a convolution's gradients hold while they run.
+# Patches of images that TensorFlow's Eigen CPU kernels of convolution gradients hold while they run.
 #
 #     image [9, 9, 3], filter [3, 3, 3, 8]     a patch for each of 7 x 7 places: [49, 27], multiplied as a matrix
 #
-# As `conv_grad_filter_ops.cc` and `conv_grad_input_ops.h` of TensorFlow do: as many images at a time as 30 MiB hold
-# with their operands, whether the batch has so many or not. oneDNN's kernels hold none.
+# Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h` of TensorFlow. They hold as many images at a time as fit
+# into 30 MiB with their operands, even if the batch has fewer. oneDNN's kernels hold none.
 
 
 Shape = Sequence[int]
 
 HELD = 30 * 2**20
-"""Bytes that the operands of the images of one product may take."""
+"""Bytes that the operands of one product of several images may take."""
 SMALL = 256 * 2**10
-"""Bytes of operands for each thread from which on the gradient of an input takes its images one by one."""
+"""Bytes of operands per thread; with more, the gradient of an input takes images one by one."""
 
 
 def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
@@ -46,7 +46,7 @@ def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int
 
 
 def input_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
-    """Return the same of the gradient of the images, which may take them one by one."""
+    """Return the same for the gradient of the images, which may take images one by one."""
     return _patches(inputs, inputs[1] if len(inputs) == 3 else (), width, threads)
 
 
@@ -62,14 +62,14 @@ def _patches(inputs: Sequence[Shape], kernel: Shape, width: int, threads: int = 
 
 
 def images(n: Op, rank: int, channel: str) -> str:
-    """Return the names of the dimensions of images: `n`, and one for the channels; "." where they cannot be cut."""
+    """Return the factors of images: `n`, `channel` for the channels, and "." for pixels, which cannot be split."""
     pixels = " .".join([""] * (rank - 1))
     first = n.attr("data_format", b"NHWC").startswith(b"NC")
     return f"n {channel}{pixels}" if first else f"n{pixels} {channel}"
 
 
 def _terms(n: Op, rank: int, depthwise: bool) -> tuple[str, str, str]:
-    """Return the names of the dimensions of the input, the filter and the output of a convolution."""
+    """Return the factors of the input, the filter and the output of a convolution."""
     sides = (_channels(n, 0, rank), *_filters(n, 1, rank))
     given, kept, last = [to_global(dim, n.semantics.extent.units) for dim in sides]
     into = out = "."
@@ -80,39 +80,39 @@ def _terms(n: Op, rank: int, depthwise: bool) -> tuple[str, str, str]:
 
 
 def _channels(n: Op, index: int, rank: int) -> Dim:
-    """Return the channels of images, of which an operand is the value or the shape."""
+    """Return the channels of images; the operand is the images or their shape."""
     dims = n.value(index) or n.shape(index)
     return dims[images(n, rank, "c").split().index("c")] if dims is not None and len(dims) == rank else None
 
 
 def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
-    """Return the last two dimensions of a filter, of which an operand is the value or the shape."""
+    """Return the last two dimensions of a filter; the operand is the filter or its shape."""
     dims = n.value(index) or n.shape(index)
     return (dims[-2], dims[-1]) if dims is not None and len(dims) == rank else (None, None)
 
 
 def _conv_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Two for each element of the result and of one filter."""
+    """Count two operations for each element of the result and each of one filter."""
     return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
 
 
 def _conv_input_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """As forward, of the gradient that comes in."""
+    """Count as forward, with the incoming gradient as the result."""
     return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
 
 
 def _conv_filter_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """As forward, of the gradient that comes in."""
+    """Count as forward, with the incoming gradient as the result."""
     return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
 
 
 def _depthwise_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Two for each element of the result and of the window."""
+    """Count two operations for each element of the result and each of the window."""
     return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
 
 
 def convolution(rank: int, depthwise: bool = False) -> Rule:
-    """Return the rule of a convolution of images of a rank; depthwise, each channel has filters of its own."""
+    """Return the rule of a convolution; a depthwise one has separate filters for each channel."""
 
     def text(n: Op) -> str:
         """Images and output channels stay split; input channels are summed over."""
@@ -127,7 +127,7 @@ def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fals
     """Return the rule of the gradient of the images.
 
     Args:
-        of_values: the first operand is the input itself, of which only the shape matters.
+        of_values: the first operand is the input instead of its shape; only the shape matters.
     """
 
     def text(n: Op) -> str:
@@ -143,7 +143,7 @@ def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fal
     """Return the rule of the gradient of the filter.
 
     Args:
-        of_values: the second operand is the filter itself, of which only the shape matters.
+        of_values: the second operand is the filter instead of its shape; only the shape matters.
     """
 
     def text(n: Op) -> str:

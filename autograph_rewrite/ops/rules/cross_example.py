@@ -1,6 +1,6 @@
-"""Ops that mix all examples of the batch, or keep no dimension of it: replicated on purpose.
+"""Ops that mix all examples of the batch, or keep no dimension of it: they read whole values on purpose.
 
-Naming them says that somebody thought about them: they cause no note.
+An op without a rule causes a note; ops that are listed here do not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autograph_rewrite.ops.rules.factors import lines
 
 
 def _rows_shape(n: Op) -> tuple[Shape | None, ...]:
-    """As many rows as are counted, of the width that is stated."""
+    """Return the stated shape, with the number of rows from the first row partition where that is known."""
     static, count = n.static[0], n.value(3) if len(n.inputs) > 3 else None
     counts = list(n.attr("row_partition_types") or ())[:1] == [b"FIRST_DIM_SIZE"]
     return ((count[0], *static[1:]),) if static and count and len(count) == 1 and counts else n.static

@@ -1,4 +1,4 @@
-"""Elementwise ops: blocks in, blocks out; contributions stay contributions only through what is linear.
+"""Elementwise ops: blocks in, blocks out; contributions stay contributions only through linear ops.
 
 Inputs broadcast as in numpy. A replicated input that has the split dimension is sliced to this replica's block.
 """
@@ -56,19 +56,19 @@ def place_identity_n(n: Op) -> Placed:
 
 
 def place_unary(n: Op) -> Placed:
-    """Split stays split; anything else nonlinear needs the whole value."""
+    """Keep a split; the op is not linear, so contributions become whole."""
     return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
 
 
 def place_linear_unary(n: Op) -> Placed:
-    """Like unary, and a sum of contributions commutes with it."""
+    """Keep a split, or contributions, whose sum commutes with the op."""
     if n.placement(0) == PARTIAL and _inexact(n, 0):
         return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
     return place_unary(n)
 
 
 def place_zeros_like(n: Op) -> Placed:
-    """Zeros are replicated, split and partial at once; keep the placement of the shape they copy."""
+    """Keep the placement of the operand: zeros are replicated, split and partial at once."""
     placement = n.placement(0)
     stays = placement.is_split or placement == PARTIAL
     return (Placed((placement,)) if stays else whole(n))._replace(zero=(True,))
@@ -87,14 +87,13 @@ def place_cast(n: Op) -> Placed:
 
 
 def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Reshard] | None:
-    """Return what the inputs of a broadcasting op need so that all hold the same block of output dimension `dim`.
+    """Return the conversions by which all inputs of a broadcasting op hold the same block of output dimension `dim`.
 
     None where that is not known to be sound: a size is unknown, or blocks cannot be computed.
 
     Args:
-        indices: operands that take part in the broadcast.
-        dim: dimension of the result that is split.
-        size: of the block along it.
+        indices: operands that are broadcast.
+        size: of the block along `dim`.
     """
     operand_reshards: dict[int, Reshard] = {}
     for i in indices:
@@ -117,7 +116,7 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
 
 
 def place_nonlinear(n: Op) -> Placed:
-    """Place a broadcasting op that is linear in nothing."""
+    """Place a broadcasting op that is linear in no operand."""
     cut = [fact for fact in n.inputs if fact.placement.is_split]
     ranks = [len(fact.shape) for fact in n.inputs if fact.shape is not None]
     if not cut or len(ranks) < len(n.inputs):
@@ -139,7 +138,7 @@ def place_multilinear(n: Op) -> Placed:
 
 
 def place_affine(n: Op) -> Placed:
-    """Add: partials add up as they are; a replicated term must not be counted once per replica."""
+    """Add: partial terms stay partial; a replicated term must not be counted once per replica."""
     facts = n.inputs
     zero = (all(fact.zero for fact in facts),)
     sums = [i for i, fact in enumerate(facts) if fact.placement == PARTIAL]
@@ -163,7 +162,7 @@ def place_select(n: Op) -> Placed:
     old_vector_form = n.op == "Select" and condition.rank == 1 and (arms[0].rank or 0) > 1
     if not old_vector_form:
         return place_nonlinear(n)
-    # The vector condition of the old Select chooses rows: it aligns with dimension 0, not with the last one.
+    # The vector condition of the old Select chooses rows: it aligns with dimension 0, not with the last dimension.
     rows = next((f.split_size for f in (condition, *arms) if f.placement == split(0)), None)
     block = block_of(0, rows)
     if block is None:
@@ -175,27 +174,27 @@ def place_select(n: Op) -> Placed:
 
 
 def shape_same(n: Op) -> tuple[Shape | None, ...]:
-    """Every output has the shape of the input of the same position."""
+    """Return for each output the shape of the input at the same position."""
     return tuple(n.shape(min(i, len(n.inputs) - 1)) for i in range(len(n.output_dtypes)))
 
 
 def shape_broadcast(n: Op) -> tuple[Shape | None, ...]:
-    """The broadcast of all inputs."""
+    """Return the broadcast shape of all inputs."""
     return (broadcast([fact.shape for fact in n.inputs]),)
 
 
 def shape_select(n: Op) -> tuple[Shape | None, ...]:
-    """The broadcast of the arms (and of the condition, for SelectV2)."""
+    """Return the broadcast shape of the arms (and of the condition, for SelectV2)."""
     return (broadcast([fact.shape for fact in (n.inputs if n.op == "SelectV2" else n.inputs[1:])]),)
 
 
 def value_same(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
-    """Sizes pass through unchanged."""
+    """Return the contents of each input unchanged."""
     return tuple(fact.value for fact in n.inputs)
 
 
 def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
-    """Sizes survive a cast between integers; as floating numbers they are arithmetic, so global."""
+    """Keep sizes in a cast between integers; a cast to another type needs global sizes."""
     is_size = n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64) and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
     return (n.value(0),) if is_size else None
 

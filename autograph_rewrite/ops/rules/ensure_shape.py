@@ -1,7 +1,7 @@
 """EnsureShape is an identity with a check; the shape that it states is that of the global value.
 
-With [None, 6] a block has the same 6, so each replica looks at its own. The 4 of [4, 6] are those of the whole batch:
-the op is decomposed, the whole is counted, and the blocks leave that dimension open.
+With [None, 6] every block has the same 6, so each replica checks its block. The 4 of [4, 6] counts the whole batch: the
+op is decomposed into a check of the whole size, and a check of the blocks that leaves that dimension open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autograph_rewrite.ops.rules.elementwise import value_same
 
 
 def place_ensured(n: Op) -> Placed:
-    """Pass the value on; a number that is stated of the split dimension counts the whole, so it cannot be a block's."""
+    """Pass the value on; a number stated for the split dimension is the size of the whole, not of a block."""
     placement, stated = n.placement(0), n.attr("shape")
     fixed = placement.is_split and stated is not None and placement.dim < len(stated)
     counts = fixed and stated[placement.dim] is not None
@@ -21,7 +21,7 @@ def place_ensured(n: Op) -> Placed:
 
 
 def shape_ensured(n: Op) -> tuple[Shape | None, ...]:
-    """What is known of the value, and what is stated of the dimensions that are not split."""
+    """Return the value's shape, with the stated sizes of the dimensions that are not split."""
     known, stated, placement = n.shape(0), n.attr("shape"), n.placement(0)
     if stated is None or (known is not None and len(known) != len(stated)):
         return (known,)

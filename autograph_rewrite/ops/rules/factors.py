@@ -1,11 +1,11 @@
-"""Factors: how the dimensions of an op's operands and results belong together, as text.
+"""Reads factors: a text that states how the dimensions of an op's operands and results belong together.
 
 MatMul    m k, k n -> m n | k         cut m or n: blocks        cut k: contributions to a sum
 
-n d    a name for each dimension: what has one name has one size, and is cut together
--d     the same of a dimension that cannot be cut;  .  one that cannot be cut, and has no name
+n d    a name for each dimension: dimensions of one name have one size, and are split together
+-d     a named dimension that cannot be split;  .  a dimension that cannot be split, and has no name
 ...    any number of dimensions; in all operands and results that have them they are the same
-*      an operand that is read whole; a result that is the same whatever is cut
+*      an operand that is read whole; a result that is the same whatever is split
 # n d  a vector of sizes, whose entries are those of the named dimensions
 | n    the op sums over n, so that a block gives a contribution
 ()     a single number
@@ -24,14 +24,14 @@ from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axe
 _REST = "..."
 _WORD = re.compile(r"-?[A-Za-z_]\w*|\.\.\.|[.*#]")
 Term = tuple[str, ...] | None
-"""The names of one operand or result; None for one that is read whole."""
+"""The names of one operand or result; None for `*`."""
 
 
 class Factors(NamedTuple):
-    """A text, read.
+    """A parsed text.
 
     Attributes:
-        summed: names over which a result without them is a sum.
+        summed: names over which the op sums if a result lacks them.
         sizes: operands that state sizes.
     """
 
@@ -44,8 +44,8 @@ class Factors(NamedTuple):
         """Return how many dimensions `...` stands for, 0 where it does not occur; None where that is not known.
 
         Args:
-            ranks: of the operands; None for one that is not known, or that states sizes.
-            stretches: an operand may have fewer of them than another, the last ones: they broadcast.
+            ranks: of the operands; None for an unknown rank, and for an operand that states sizes.
+            stretches: `...` broadcasts, so that an operand may have only the last of its dimensions.
         """
         spread = [(term, rank) for term, rank in zip(self.operands, ranks, strict=False) if term and _REST in term]
         widths = {rank - len(term) + 1 for term, rank in spread if rank is not None}
@@ -56,10 +56,10 @@ class Factors(NamedTuple):
         return max(widths) if stretches or len(widths) == 1 else None
 
     def signature(self, ranks: Sequence[int | None], like: Signature) -> Signature | None:
-        """Return the same with a label for each dimension; None where it is not known how many there are.
+        """Return the signature, with a label for each dimension; None where the number of dimensions is not known.
 
         Args:
-            like: whose traits it has; where it has labels, they are names of this text.
+            like: a signature with the other traits; labels in it are names of this text.
         """
         known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]
         width = self.width(known, stretches=_REST in like.stretches)
@@ -82,10 +82,10 @@ class Factors(NamedTuple):
 
 @lru_cache(1024)
 def read(text: str) -> Factors:
-    """Return what a text says.
+    """Parse a text.
 
     Raises:
-        ValueError: with what is wrong with it.
+        ValueError: the text is malformed; the message says why.
     """
     if text.count("->") != 1:
         raise ValueError(f"'{text}' has no arrow from operands to results")
@@ -103,7 +103,7 @@ def require_known(factors: Factors, words: Sequence[str]) -> None:
     """Refuse names that no operand has.
 
     Raises:
-        ValueError: there is one.
+        ValueError: an operand lacks one of the words.
     """
     known = {word for term in factors.operands for word in term or ()} | {"."}
     if strange := sorted(set(words) - known):
@@ -111,7 +111,7 @@ def require_known(factors: Factors, words: Sequence[str]) -> None:
 
 
 Text = str | Callable[[Op], str | None]
-"""A text, or what returns one for a node; None where the node has to work on whole values."""
+"""A text, or a function that returns the text for a node; None where the node has to work on whole values."""
 
 
 def factors(
@@ -123,14 +123,14 @@ def factors(
     stretches: str = "",
     integers: bool = False,
 ) -> Rule:
-    """Return the rule of an op whose factors are a text.
+    """Return the rule of an op with factors.
 
     Args:
         linear: operands in each of which the op is linear while the others stay fixed.
-        fragile: names along which the kernel refuses a block without rows.
+        fragile: names along which the kernel refuses an empty block.
         additive: the op is linear in all its operands together.
-        stretches: names of dimensions of which one of size one stretches to the size of the others.
-        integers: sums of integers may be contributions, too.
+        stretches: names whose dimensions broadcast: size one stretches to the size of the others.
+        integers: sums of integers may also be partial.
     """
     stretching, refused = frozenset(stretches.split()), frozenset(fragile.split())
     like = Signature((), (), frozenset(), linear, additive, frozenset(), stretching, refused, integers)
@@ -151,9 +151,9 @@ WHOLE, ONCE = Rule(whole, stated), Rule(whole, stated, pinned=True)
 
 
 def lines(text: str) -> dict[str, Rule]:
-    """Return the rules of ops of which a line says all: their factors, what else `factors` asks, and their names.
+    """Return the rules of ops that a line describes: factors, further arguments of `factors`, and names of ops.
 
-    n d, d -> n d; linear 0 1 : Scaled Tinted      a line may go on in the next one, which is indented
+    n d, d -> n d; linear 0 1 : Scaled Tinted      a line may continue on the next line, which is indented
     whole : Unique                                  it reads whole values, on purpose
     once : Print                                    the same, and it runs once in each step
     # a comment
@@ -176,7 +176,7 @@ def _line(said: str) -> Rule:
 
 
 def spread(term: Sequence[str], width: int, skipped: int = 0) -> Labels:
-    """Return names with so many in the place of `...`, without the first few of them."""
+    """Return the names with `width` names in place of `...`, of which the first `skipped` are left out."""
     return tuple(name for word in term for name in (axes(width, _REST)[skipped:] if word == _REST else (word,)))
 
 

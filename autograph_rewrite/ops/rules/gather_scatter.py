@@ -1,8 +1,8 @@
 """Gathers and scatters: the indexed dimensions must be replicated, all others keep the split.
 
 A gather from a whole table by split indices is split like the indices. Its gradient scatters split updates by
-split indices into a whole table, which makes a partial result. Of a table whose rows are in shards, each replica looks
-up what it holds, and has zeros for the rest: that is partial, too (`passes.localize.rows_of_shards`).
+split indices into a whole table, so its result is partial. If the rows of a table are in shards, each replica looks
+up the rows that it holds, and has zeros for the rest: this is partial, too (`passes.localize.rows_of_shards`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ from autograph_rewrite.ops.rules.variables import variable_shape
 
 
 def axis_of(n: Op, index: int, rank: int) -> int | None:
-    """Return the dimension that a scalar input names, counted from the front.
-
-    Args:
-        rank: of the tensor whose dimension it names.
-    """
+    """Return the non-negative dimension that a scalar input names, in a tensor of a rank; None where it is unknown."""
     value = n.ints(index)
     if value is None or len(value) != 1 or not -rank <= value[0] < rank:
         return None
@@ -43,7 +39,7 @@ def taken(rank: int, axis: int, index_rank: int, batch_dims: int) -> tuple[Label
 
     Args:
         axis: the dimension of the table that indices address.
-        batch_dims: leading dimensions that both have in common.
+        batch_dims: leading dimensions that table and indices share.
     """
     table = axes(rank, "table")
     indices = table[:batch_dims] + axes(index_rank - batch_dims, "index")
@@ -68,9 +64,9 @@ def _gather(n: Op) -> Signature | None:
 
 
 def place_gather(n: Op) -> Placed:
-    """Gather by the signature; where a split table is read whole, an index for each of its rows is cut like the rows.
+    """Gather by the signature; if a split table is read whole, indices with an entry for each row are split like it.
 
-    A permutation of the batch is such: each replica picks its own examples out of all.
+    With a permutation of the batch, for example, each replica picks its examples from the whole batch.
     """
     table, indices = n.inputs[0], n.inputs[1]
     if _is_of_rows_in_shards(n) and n.op == "GatherV2" and n.ints(2) == (0,):
@@ -92,14 +88,14 @@ def place_gather(n: Op) -> Placed:
 
 
 def _is_of_rows_in_shards(n: Op) -> bool:
-    """Return whether whole rows are looked up in shards of a variable, by the numbers that the whole has of them."""
+    """Return whether whole rows are looked up in shards of a variable, by their numbers in the whole."""
     table, is_number = n.inputs[0], n.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
     in_shards = bool(shards_of(table.split_size)) or n.semantics.alike
     return is_number and table.placement == split(0) and in_shards and not n.attr("batch_dims", 0)
 
 
 def _resource_gather(n: Op) -> Signature | None:
-    """A variable cannot be sliced, so dimensions that its indices share with it are closed."""
+    """Split indices stay split; a variable cannot be sliced, so dimensions that it shares with them are not split."""
     index_rank, variable, static = n.rank(1), variable_shape(n), n.static[0]
     if index_rank is None or (variable is None and static is None):
         return None
@@ -110,7 +106,7 @@ def _resource_gather(n: Op) -> Signature | None:
 
 
 def place_resource_gather(n: Op) -> Placed:
-    """Of a variable that is cut into columns, each device has its part of every row; of one cut into rows, all meet."""
+    """Look up rows: split columns give a part of every row, sharded rows a contribution."""
     held, indices = n.placement(0), n.inputs[1]
     if not held.is_split:
         return place(n, _resource_gather(n))
@@ -122,7 +118,7 @@ def place_resource_gather(n: Op) -> Placed:
 
 
 def resource_gather_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The variable's dimensions but the first, behind those of the indices."""
+    """Return the dimensions of the indices, then those of the variable without the first."""
     variable, indices = variable_shape(n), n.shape(1)
     if variable is None or indices is None:
         return shapes(n, _resource_gather(n))
@@ -140,8 +136,7 @@ def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Lab
     """Return the labels of table, indices and elements where index rows address the first dimensions.
 
     Args:
-        table_rank: rank of what is addressed.
-        indices: operand of shape [..., depth].
+        indices: position of the operand of shape [..., depth].
     """
     depth, index_rank = _depth(n, indices), n.rank(indices)
     if depth is None or index_rank is None or depth > table_rank:
@@ -170,7 +165,7 @@ def _resource_gather_nd(n: Op) -> Signature | None:
 
 
 def resource_gather_nd_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The variable's dimensions that no index addresses, behind those of the indices."""
+    """Return the dimensions of the index rows, then those of the variable that no index addresses."""
     variable, indices, depth = variable_shape(n), n.shape(1), _depth(n, 1)
     if variable is None or indices is None or depth is None:
         return shapes(n, _resource_gather_nd(n))
@@ -178,7 +173,7 @@ def resource_gather_nd_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _one_hot(n: Op) -> Signature | None:
-    """The indices stay split wherever the depth goes."""
+    """The indices stay split, wherever the new dimension is inserted."""
     rank = n.rank(0)
     if rank is None:
         return None
@@ -188,7 +183,7 @@ def _one_hot(n: Op) -> Signature | None:
 
 
 def one_hot_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The indices' shape with the depth put in."""
+    """Return the shape of the indices with the depth inserted."""
     indices, depth = n.shape(0), n.value(1)
     if indices is None:
         return n.static
@@ -220,13 +215,13 @@ def _scatter_nd(n: Op) -> Signature | None:
 
 
 def scatter_nd_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The last operand is the shape."""
+    """Return the last operand, which is the shape."""
     value = n.value(2)
     return shapes(n, _scatter_nd(n)) if value is None else (value,)
 
 
 def _tensor_scatter(n: Op) -> Signature | None:
-    """Every index may hit every row, so only the dimensions behind the indexed ones are open."""
+    """Every index may address every row, so only the dimensions after the indexed ones stay split."""
     rank = n.rank(0)
     labels = None if rank is None else nd_labels(n, rank, 1)
     if labels is None:

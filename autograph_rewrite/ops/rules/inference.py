@@ -1,11 +1,11 @@
-"""Static shapes of a graph without annotations, by the rules that give the shapes of blocks.
+"""Infers static shapes of a graph without annotations, with the rules that give the shapes of blocks.
 
     x: Placeholder [?,4]       (x.0, 4)        a dimension is a number, or the name of an unknown one
     Reshape(x, [-1,2])         (2*x.0, 2)
     py_func(x)                 'EagerPyFunc x' a text where not even the rank is known
 
-Two values with one shape here have one shape in every step, provided that what bears the same name in two graphs is
-equally long in both. Names leave the replica out, so copies of a value have one shape.
+Two values with one shape here have one shape in every step, provided that dimensions of one name are equally long in
+all graphs. Names leave the replica out, so copies of a value have one shape.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGEST_TRACKED = 64
 
 
 def _gathered(n: Op) -> tuple[Shape | None, ...]:
-    """Return the rows of all members of a group, of which there are as many as the second operand says."""
+    """Return the rows of all members of a group, whose number is the second operand."""
     shape, size = n.shape(0), n.ints(1)
     return ((times(shape[0], size[0] if size else None), *shape[1:]),) if shape else (None,)
 
@@ -53,15 +53,15 @@ _OF_PASSES = {
     "CollectiveGatherV2": Rule(whole, _gathered),
     **dict.fromkeys(("Variable", "VariableV2"), Rule(whole, stated)),
 }
-"""Ops that divide nothing: what rewritten graphs exchange by, and old variables."""
+"""Rules of ops that are not divided: collectives of rewritten graphs, and legacy variables."""
 
 
 _OF_HANDLES = frozenset(("Fill", "ExpandDims"))
-"""Ops that make tensors of handles, whose shape is their own: what worker 0 sends to the others."""
+"""Ops that make tensors of handles, which worker 0 sends to the others: their shape is not that of elements."""
 
 
 class Shapes:
-    """The shapes of values of some graphs, worked out when they are asked for."""
+    """The shapes of values of some graphs, inferred on demand."""
 
     def __init__(self) -> None:
         self._facts: dict[Node, tuple[Fact, ...]] = {}
@@ -81,7 +81,7 @@ class Shapes:
         if fact.shape is not None and not holds:  # the fact of a container has the shape of its elements
             return fact.shape
         while has(value.node.op, "forwards") and value.node.inputs:
-            value = value.node.inputs[0]  # a copy, whose shape is that of what it copies
+            value = value.node.inputs[0]  # a copy has the shape of its operand
         return f"{value.node.op} {common_name(value.name)}"
 
     def _infer(self, node: Node) -> tuple[Fact, ...]:
@@ -98,7 +98,7 @@ class Shapes:
             if rule is not None and len(inputs) == len(node.inputs):
                 shapes = rule.shape(n) if rule.shape is not None else unknown
                 values = (rule.value(n) if rule.value is not None else None) or unknown
-        except (ArithmeticError, GraphError, LookupError, TypeError, ValueError):  # broken, as others will say
+        except (ArithmeticError, GraphError, LookupError, TypeError, ValueError):  # verifiers report broken nodes
             shapes = values = unknown
         return tuple(
             Fact(REPLICATED, dtype, _named(node, i, shape), value)
@@ -119,7 +119,7 @@ def _rule(node: Node) -> Rule | None:
 
 
 def _needed(node: Node) -> Sequence[Value]:
-    """Return the values whose shapes the shape of a node follows from; none where a loop comes back to it."""
+    """Return the values that the shape of a node depends on; none for a node with a back edge or without a rule."""
     is_open = _rule(node) is None or any(value.node.op in BACK_EDGES for value in node.inputs)
     return () if is_open else node.inputs
 
@@ -132,7 +132,7 @@ def shape_text(shape: Shape | str) -> str:
 
 
 def differ(one: Shape | str, other: Shape | str) -> bool:
-    """Tell whether two shapes are certainly not the same."""
+    """Return whether two shapes certainly differ."""
     if isinstance(one, str) or isinstance(other, str):
         return False
     pairs = zip(one, other, strict=False)

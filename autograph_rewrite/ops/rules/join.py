@@ -1,8 +1,8 @@
-"""Join of placements: one that fits all values that a Merge or a container may hold.
+"""Joins placements: finds one that fits all values that a Merge or a container may hold.
 
-unknown, any   (not reached yet, an empty container) yield to whatever else there is
+unknown, any   (not reached yet, an empty container) yield to any other placement
 split          a replicated value is sliced to it, if it is known to have the rows of all blocks: values that take turns
-               need not be equally long; all split ones must agree on the dimension
+               need not be equally long; all split values must agree on the dimension
 partial        a replicated value counts on the first replica only; zeros count anywhere
 otherwise      everything becomes whole
 """
@@ -17,16 +17,12 @@ from autograph_rewrite.ops.rules.base import Reshard, Slice
 
 
 def reached(facts: Iterable[Fact]) -> list[Fact]:
-    """Return the facts that say something."""
+    """Return the facts of values that propagation has reached."""
     return [fact for fact in facts if fact.placement not in (UNKNOWN, ANY)]
 
 
 def join(facts: Iterable[Fact], batch: int | None) -> Fact:
-    """Return one fact for values that take turns: their common placement, and the sizes they agree on.
-
-    Args:
-        batch: the number of examples, where it is static.
-    """
+    """Return one fact for values that take turns: their common placement, and the sizes that all have."""
     every = list(facts)
     known = reached(every)
     if not known:
@@ -79,7 +75,7 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
     """
     known = [shape for shape in shapes if shape is not None]
     unknown = len(known) < len(shapes)
-    # What is sliced to the blocks of another has its rank, even if that is all one knows.
+    # A value that is sliced to the blocks of another has the same rank, even if its sizes are unknown.
     if not known or (unknown and not placement.is_split) or len({len(shape) for shape in known}) > 1:
         return None
     agreed = [dims[0] if len(set(dims)) == 1 and not unknown else None for dims in zip(*known, strict=True)]
@@ -89,15 +85,14 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
 
 
 MISFIT = UNKNOWN
-"""What `conform` says of a value that has no blocks like those of the others."""
+"""The result of `conform` for a value that has no blocks like those of the others."""
 
 
 def conform(fact: Fact, target: Fact, batch: int | None) -> Reshard | None:
-    """Return what turns one value into the joined placement, or MISFIT; None where it is that already.
+    """Return the conversion of one value to the joined placement, or MISFIT; None where the value already has it.
 
     Args:
-        target: the joined one; with a cell it is known to be as large as the value.
-        batch: the number of examples, where it is static.
+        target: the joined fact; with a cell it is known to be as large as the value.
     """
     have, reshard = fact.placement, target.placement
     if have == reshard:

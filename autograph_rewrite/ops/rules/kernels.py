@@ -1,6 +1,6 @@
-"""Kernels of integer ops, in numpy: what each makes of the contents of its operands; None where it cannot tell.
+"""Computes integer ops in numpy, from the contents of their operands; None where a kernel cannot compute the result.
 
-Constant folding runs them on numbers; propagation runs them on sizes, which may be symbols: arrays of objects.
+Constant folding runs the kernels on numbers; propagation runs them on sizes, which may be symbols: arrays of objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def array(n: Op, index: int) -> Array | None:
 
 
 def boxed(value: Dim) -> Array:
-    """Return a single size as an array: numpy would take a symbol, which is a tuple, apart."""
+    """Return a single size as an array: numpy would unpack a symbol, which is a tuple."""
     box = np.empty((), object)
     box[()] = value
     return box
@@ -69,7 +69,7 @@ def _maximum(a: Dim, b: Dim) -> Dim:
         return max(a, b)
     for size, other in ((a, b), (b, a)):
         if isinstance(size, Sym) and (other == size or (isinstance(other, int) and other <= 1)):
-            return size  # a size is at least 1, or the value that it divides is empty
+            return size  # a size is at least 1, unless the value is empty
     return None
 
 
@@ -112,7 +112,7 @@ SIZE_ARITHMETIC = tuple(_SIZES)
 _BINARY = _SIZES | {"TruncateMod": _truncated_mod, "Mod": _truncated_mod}
 _REDUCTIONS = {"Prod": (times, 1), "Sum": (add, 0), "Max": (_maximum, None), "Min": (_minimum, None)}
 MOST_KNOWN = 2**12
-"""Elements of a vector whose contents are followed: sizes, axes, positions."""
+"""Most elements of a range (sizes, axes, positions) whose contents are tracked."""
 LONGEST = 64
 
 
@@ -156,7 +156,7 @@ def _strided_slice(attr: Attr, inputs: Sequence[Array]) -> Any:
             last = None if masks["end"] >> i & 1 else int(end[i])
             index.append(slice(first, last, int(strides[i])))
     if Ellipsis not in index:
-        index.append(Ellipsis)  # with dots, one element is an array, too
+        index.append(Ellipsis)  # with an ellipsis, numpy also returns one element as an array
     return value[tuple(index)]
 
 
@@ -236,10 +236,10 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def by_kernel(n: Op) -> Values | None:
-    """Return what the kernel of an op makes of sizes; None where one is not known, or does not fit."""
+    """Return the contents that the kernel of an op computes; None where an operand is not known or does not fit."""
     known = [array(n, i) for i in range(len(n.inputs))]
     try:
         made = None if any(one is None for one in known) else KERNELS[n.op](n.attr, known)
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # TensorFlow will say so itself
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # TensorFlow reports it at run time
         return None
     return None if made is None else (flat(made),)

@@ -8,12 +8,12 @@ from autograph_rewrite.ops.rules.signature import every
 
 
 def _channels(n: Op) -> str:
-    """Return the dimensions of what a bias is added to."""
+    """Return the dimensions of the value to which a bias is added."""
     return "n c ..." if n.attr("data_format", b"") == b"NCHW" else "n ... c"
 
 
 def _bias_add(n: Op) -> str:
-    """Every dimension stays split; along the channels the bias is cut likewise."""
+    """Every dimension stays split; if that is the channels, the bias is split too."""
     return f"{_channels(n)}, c -> {_channels(n)}"
 
 

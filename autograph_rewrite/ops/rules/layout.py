@@ -1,7 +1,7 @@
-"""Ops that only move elements: the split dimension is followed to where it goes.
+"""Ops that only move elements: the result is split along the dimension that the split one becomes.
 
-A reshape keeps a value split when the blocks stay contiguous; a shape operand that comes from local sizes is local
-already, one that is a constant of the global size is rewritten to the block's (`LocalEntry`).
+A reshape keeps a value split if the blocks stay contiguous; a shape operand that is computed from local sizes is
+already local, a constant with the global size is converted to the size of the block (`LocalEntry`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from autograph_rewrite.ops.rules.kernels import array, by_kernel, flat
 
 
 def _moving(place: Callable[[Op], Placed | None]) -> Callable[[Op], Placed]:
-    """Return the placement of an op that only moves elements, from that of blocks; None: whole.
+    """Extend a `place` for blocks (None: whole values) to contributions and zeros.
 
-    That is linear: a sum of contributions stays one while the other operands are replicated, and zeros stay zeros.
+    An op that moves elements is linear: contributions stay if the other operands are replicated, and zeros stay zeros.
     """
 
     @wraps(place)
@@ -80,8 +80,8 @@ def reshape_split(
 
     Args:
         shape: of the operand's block.
-        target: entries of the shape operand; -1 where it is to be inferred.
-        semantics: what is known of the batch, and of its blocks.
+        target: entries of the shape operand; -1 where the op infers the size.
+        semantics: for the extent of the batch and its blocks.
     """
     batch, infer = semantics.extent.units, semantics.extent.is_known
     before, inside = product(shape[:dim]), product(shape[dim:])
@@ -89,7 +89,7 @@ def reshape_split(
     for j, entry in enumerate(target):
         if ahead == before and ahead is not None:
             if entry == shape[dim] and not any_local(target[j + 1 :]):
-                return j, None  # the rows stay what they are, so that the rest of them has to fit
+                return j, None  # the dimension keeps its size, so the other entries must fit
             if segments(shape[dim]) and isinstance(entry, int) and entry == to_global(shape[dim], batch):
                 return j, LocalEntry(j, shape[dim])
             block = _block(inside, entry, target[j + 1 :], batch)
@@ -101,9 +101,9 @@ def reshape_split(
 
 
 def _inferred(shape: Shape, target: Sequence[Dim], batch: int | None) -> Dim:
-    """Return the size that -1 stands for in a target of the whole, None where it is not known."""
+    """Return the size that -1 stands for in the target of the whole value; None where it is not known."""
     others = [entry for entry in target if entry != -1]
-    if any_local(others):  # of the blocks: what is left is the same in all of them, if nothing local is
+    if any_local(others):  # a target of the blocks: the inferred size counts if it is equal in all of them
         left = divide(product(shape), product(others))
         return None if is_local(left) else left
     return divide(product([to_global(dim, batch) for dim in shape]), product(others))
@@ -121,13 +121,13 @@ def _block(inside: Dim, entry: Dim, behind: Sequence[Dim], batch: int | None) ->
     known = product([dim for dim in behind if dim != -1])
     if -1 not in behind and are_rows(divide(inside, known), block):
         return block
-    rest = divide(inside, block)  # what the entries behind it hold, of which one may be left open
+    rest = divide(inside, block)  # the product of the later entries, one of which may be -1
     fits = divide(rest, known) is not None if -1 in behind else may_be_same(rest, known)
     return block if fits and rest is not None and not is_local(rest) else None
 
 
 def shape_reshape(n: Op) -> tuple[Shape | None, ...]:
-    """The target, with -1 worked out from the number of elements."""
+    """Return the target, with -1 computed from the number of elements."""
     shape, target = n.shape(0), n.value(1)
     if target is None:
         return (None,)
@@ -139,7 +139,7 @@ def shape_reshape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def place_transpose(n: Op) -> Placed | None:
-    """The split dimension moves with the permutation."""
+    """Move the split dimension with the permutation."""
     order = n.ints(1)
     if not n.placement(0).is_split or order is None:
         return None
@@ -190,7 +190,7 @@ def place_squeeze(n: Op) -> Placed | None:
 
 
 def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
-    """Leave the dropped dimensions out."""
+    """Remove the dropped dimensions."""
     dropped, shape = _squeezed(n), n.shape(0)
     return (None,) if dropped is None or shape is None else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
 
@@ -227,7 +227,7 @@ def stated_shape(n: Op, index: int) -> Shape | None:
 
 
 def place_tile(n: Op) -> Placed | None:
-    """Repeating a dimension of size 1 a local number of times makes it split; others must not be repeated."""
+    """Repeat elements: a size of 1 times a local number becomes split; a split dimension must not be repeated."""
     placement, shape, repeats = n.placement(0), n.shape(0), n.value(1)
     if shape is None or repeats is None:
         return None
@@ -255,10 +255,10 @@ def place_fill(n: Op) -> Placed:
 
 
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
-    """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
+    """Return the conversions that split equally shaped pieces along `dim`; None if blocks cannot be computed.
 
     Args:
-        size: of the block along it.
+        size: of the block along `dim`.
     """
     block = block_of(dim, size)
     others = [i for i in pieces if n.placement(i) != split(dim) or not are_rows(n.inputs[i].split_size, size)]
@@ -268,7 +268,7 @@ def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int,
 
 
 def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Reshard]] | None:
-    """Return the common placement of pieces that are stacked or concatenated, and what each needs for it."""
+    """Return the common placement of pieces that are stacked or concatenated, and the conversions to it."""
     placements = [n.placement(i) for i in pieces]
     first = next((i for i in pieces if n.placement(i).is_split), None)
     if first is not None:
@@ -280,7 +280,7 @@ def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Resh
 
 
 def value_transpose(n: Op) -> Values | None:
-    """A matrix of sizes, such as repeats beside dimensions in the gradient of a tile."""
+    """Transpose a matrix of sizes, such as repeats next to dimensions in the gradient of a tile."""
     known, order = array(n, 0), n.ints(1)
     return None if known is None or order is None else (flat(np.transpose(known, order)),)
 

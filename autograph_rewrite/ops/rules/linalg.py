@@ -10,7 +10,7 @@ from autograph_rewrite.ops.rules.signature import Placer, Signature, axes, every
 
 
 def _diagonal(n: Op) -> Signature | None:
-    """All dimensions in front of the matrices stay split."""
+    """All dimensions before those of the matrices stay split."""
     static, rank = n.static[0], n.rank(0)
     if static is None or not rank:
         return None
@@ -35,7 +35,7 @@ def _diagonal(n: Op) -> Signature | None:
 
 
 def shape_diagonal(n: Op) -> tuple[Shape | None, ...]:
-    """Square matrices of main diagonals, the main diagonals of matrices, and matrices with others."""
+    """Return the shape for main diagonals from the operand; for other diagonals as stated."""
     shape, (known,) = n.shape(0), shapes(n, _diagonal(n))
     if not shape or any(n.ints(i) != (0,) for i in ([1] if "V" in n.op and "Set" not in n.op else [])):
         return (known,)
@@ -48,7 +48,7 @@ def shape_diagonal(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _values_and_vectors(n: Op) -> str:
-    """All but the last two dimensions stay split; vectors that nobody asks for are empty."""
+    """All but the last two dimensions stay split; vectors that are not requested are empty."""
     vectors = 2 if n.op == "Svd" else 1
     asked = n.attr("compute_uv" if n.op == "Svd" else "compute_v")
     return f"... . . -> ... .{', ... . .' * vectors if asked else ', *' * vectors}"
@@ -61,7 +61,7 @@ RULES = {
         "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
         "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     ),
-    # Stacks of systems stay split, and so do the columns of the right-hand sides: each is a system of its own.
+    # Stacks of systems stay split, and so do the columns of the right-hand sides: each is a separate system.
     **lines("""
 ... . ., ... . column -> ... . column; linear 1 : MatrixSolve TridiagonalSolve MatrixSolveLs
 ... . ., ... . column -> ... . column; linear 1; stretches ... column : MatrixTriangularSolve

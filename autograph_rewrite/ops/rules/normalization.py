@@ -2,10 +2,10 @@
 
 `batch_norm: sync` takes the statistics of the whole batch: the op is decomposed into sums, which are partial.
 `batch_norm: local` keeps the op, marked as `STATISTICS` by the same pass. Each block's statistics are then
-contributions (partial); the pass divides those that feed moving averages by the number of replicas, so what
-is averaged is the replicas' mean, and the op's own gradient reads its block's as they are.
+contributions (partial). The pass divides those that feed moving averages by the number of replicas, so that these
+average the replicas' mean; the op's gradient reads its block's statistics unchanged.
 
-Channels are normalised each by itself: split along them the op stays as it is, with its parameters cut likewise.
+Each channel is normalised by itself: an op that is split along channels stays, with its parameters split, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograph_rewrite.ops.rules.signature import every
 
 
 def place_forward(n: Op) -> Placed:
-    """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
+    """Normalise images by the statistics of the batch, or by given ones (inference); each channel by itself."""
     dim, own = n.placement(0).dim if n.placement(0).is_split else -1, is_of_block(n)
     if dim < 0 or (dim and (own or not n.semantics.extent.is_known)):
         return whole(n)
@@ -46,7 +46,7 @@ def _channel(n: Op) -> int:
 
 
 _SPLIT_STATISTICS: tuple[Placement, ...] = (*[split(0)] * 4, PARTIAL)
-"""Means and variances, and what the kernel keeps for its own gradient, which no other op can read."""
+"""Means and variances, and the vector that the kernel keeps for its gradient, which no other op can read."""
 
 
 def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
@@ -54,7 +54,7 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
 
     Args:
         images: how many of its operands are images; the others are vectors of channels.
-        outputs: placements of what it returns behind images.
+        outputs: placements of its outputs after the images.
     """
     dim, size = _channel(n), next(f.split_size for f in n.inputs[:images] if f.placement == split(_channel(n)))
     wants: dict[int, Reshard] = {}
@@ -63,7 +63,7 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
         if fact.shape == (0,) or (i == _RESERVE and (fact.placement == PARTIAL or not fact.placement.differs)):
             continue
         block = block_of(at, size)
-        if block is None or n.semantics.extent.units is None:  # a block of no channels is refused by the kernel
+        if block is None or n.semantics.extent.units is None:  # the kernel refuses a block without channels
             return whole(n)
         if fact.placement != split(at) or fact.split_size != size:
             wants[i] = block
@@ -74,7 +74,7 @@ _RESERVE = 5
 
 
 def place_gradient(n: Op) -> Placed:
-    """Gradients of scale and offset sum over the images; the images' gradient stays split."""
+    """Gradients of scale and offset are sums over the images; the images' gradient stays split."""
     cut = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
     dims = [dim for dim in cut if dim == 0 or n.semantics.extent.is_known]
     if not dims or (dims[0] and is_of_block(n)):
@@ -98,20 +98,20 @@ def place_gradient(n: Op) -> Placed:
 
 
 def shape_forward(n: Op) -> tuple[Shape | None, ...]:
-    """Images as they came in, statistics per channel."""
+    """Return the shapes of images and statistics."""
     return (n.shape(0), *_vectors(n, n.shape(0)))
 
 
 def shape_gradient(n: Op) -> tuple[Shape | None, ...]:
-    """The images' gradient has their shape."""
+    """Return the shapes of the gradients of images and statistics."""
     image = n.shape(1) if n.shape(1) is not None else n.shape(0)
     return (image, *_vectors(n, image))
 
 
 def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
-    """Return the shapes of what is behind the images: a number per channel, or as stated.
+    """Return the shapes of the outputs after the images: a number per channel, or as stated.
 
-    What a kernel keeps for its own gradient is a vector for oneDNN's, and a number for others.
+    The output that a kernel keeps for its gradient is a vector in oneDNN's kernel, and a number in others.
     """
     channels = image[_channel(n)] if image else None
     return tuple(

@@ -12,7 +12,7 @@ from autograph_rewrite.ops.traits import has
 
 
 def _along(n: Op) -> Signature | None:
-    """All dimensions but that of the extreme, or of the running result, stay split."""
+    """All dimensions stay split except the one of the extreme or of the running result."""
     rank = n.rank(0)
     axis = None if not rank else axis_of(n, 1, rank)
     if rank is None or axis is None:
@@ -23,7 +23,7 @@ def _along(n: Op) -> Signature | None:
 
 
 def top_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The last dimension becomes `k`."""
+    """Return the operand's shape with `k` as last dimension."""
     shape = n.shape(0)
     if not shape:
         return n.static
@@ -32,7 +32,7 @@ def top_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _reverse_sequence(n: Op) -> Signature | None:
-    """All dimensions but that of the steps stay split; lengths are cut like their examples."""
+    """All dimensions stay split except the one of the steps; lengths are split like their examples."""
     rank = n.rank(0)
     if not rank:
         return None
@@ -42,7 +42,7 @@ def _reverse_sequence(n: Op) -> Signature | None:
 
 
 def unique_shape(n: Op) -> tuple[Shape | None, ...]:
-    """Each element of a vector has an index; how many distinct ones there are, only the run tells."""
+    """Return an index for each element of a vector; the number of distinct elements is not known."""
     stated = n.static
     return (stated[0], n.shape(0), *stated[2:]) if n.rank(0) == 1 else stated
 
@@ -52,7 +52,7 @@ RULES = {
     **every(signed(_along), "ArgMax ArgMin Cumsum Cumprod CumulativeLogsumexp"),
     **every(factors("... -c -> ... -c, ... -c")._replace(shape=top_shape), "TopK TopKV2"),
     "ReverseSequence": signed(_reverse_sequence),
-    # What comes out of the last ones depends on all elements, or has as many rows as turn up.
+    # The results of the whole ops depend on all elements, or have a data-dependent number of rows.
     **lines("""
 ... -c, * -> ... : NthElement
 n ., n . -> n . : LowerBound UpperBound

@@ -1,4 +1,4 @@
-"""Pooling and its gradients are independent per image and channel; rows are split as those of convolutions are."""
+"""Pooling and its gradients are independent per image and channel; rows are split as for convolutions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def _apart(rank: int, inputs: int, linear: tuple[int, ...] = (), *, of_sizes: bo
     """Return the rule of a pooling.
 
     Args:
-        inputs: how many operands there are, all of images.
-        of_sizes: the first of them states the shape of the pooled images.
+        inputs: how many operands there are, all of them images.
+        of_sizes: the first operand states the shape of the pooled images.
     """
 
     def text(n: Op) -> str:
-        """Images stay split, and channels over which no window reaches."""
+        """Images stay split, and so do channels if windows and strides have size 1 along them."""
         at = images(n, rank, "c").split().index("c")
         reaches = not n.semantics.extent.is_known or n.attr("ksize")[at] != 1 or n.attr("strides")[at] != 1
         term = images(n, rank, "." if reaches else "c")

@@ -1,7 +1,7 @@
-"""Quantised arithmetic: element by element where the range is given; otherwise it is taken from all elements.
+"""Quantised arithmetic: element by element if the range is given; otherwise the range depends on all elements.
 
-The gradient of a range sums over the elements outside of it, so that blocks give contributions. A range is that of all
-elements, or of each channel, the last dimension.
+The gradient of a range sums over the elements outside it, so that blocks give contributions. A range is for all
+elements, or for each channel, the last dimension.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autograph_rewrite.ops.rules.signature import every
 
 
 def _rounded(n: Op) -> str | None:
-    """The range of each slice along `axis`, or of all."""
+    """All dimensions stay split except `axis`, along which each slice has a range."""
     axis = n.attr("axis", -1)
     if not n.attr("range_given"):
         return None

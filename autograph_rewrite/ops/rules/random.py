@@ -1,8 +1,7 @@
 """Random numbers are drawn once, replicated, and sliced by their readers; or each replica draws its own block.
 
-`random: exact` draws what one device would draw. `random: independent` lets an op whose shape counts this
-replica's block, or whose parameters are split, draw just that block; the lowering gives each replica its
-own seed.
+`random: exact` draws the numbers that one device would draw. `random: independent` lets an op whose shape counts a
+block, or whose parameters are split, draw only that block; the lowering gives each replica a different seed.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ def place_shaped(n: Op) -> Placed:
 
 
 def _block_entry(n: Op) -> int | None:
-    """Return the one entry of the shape operand that counts this replica's block."""
+    """Return the only entry of the shape operand that counts a block, if there is one."""
     return local_entry(n.value(0)) if n.inputs[0].is_local else None
 
 
 def shape_shaped(n: Op) -> tuple[Shape | None, ...]:
-    """The first input is the shape."""
+    """Return the first input, which is the shape."""
     return _stated(n, 0)
 
 
@@ -54,13 +53,13 @@ def _by_logits(n: Op) -> str | None:
 
 
 def shape_by_parameters(n: Op) -> tuple[Shape | None, ...]:
-    """Sample shape, then that of the parameters."""
+    """Return the sample shape, then that of the parameters."""
     sample, parameters = n.value(0), n.shape(1)
     return n.static if sample is None or parameters is None else ((*sample, *parameters),)
 
 
 def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
-    """As many rows as logits, and a column per sample."""
+    """Return a row per row of logits, and a column per sample."""
     logits, count = n.shape(0), n.value(1)
     if logits is None or len(logits) != 2:
         return n.static
@@ -69,7 +68,7 @@ def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
 
 
 def place_spread(n: Op) -> Placed:
-    """Draw by shape with parameters for each element: as by shape, and the parameters are cut alike."""
+    """Draw by shape with parameters for each element: as by shape, and the parameters are split like the result."""
     dim, shape = _block_entry(n), n.value(0)
     if n.semantics.random != "independent" or dim is None or shape is None:
         return whole(n)
@@ -120,9 +119,9 @@ SHAPES = {
     **{op: 0 for op, rule in RULES.items() if rule in (SHAPED, SPREAD, DRAWN_WHOLE)},
     **{op: 2 for op, rule in RULES.items() if rule is BY_GENERATOR},
 }
-"""Ops that draw by shape, and which of their inputs it is."""
+"""Ops that draw by shape, and the position of the shape operand."""
 
 
 def is_draw(op: str) -> bool:
-    """Return whether an op draws random numbers: it has no effect but on what is drawn next."""
+    """Return whether an op draws random numbers: its only effect is on the next draw."""
     return op in RULES

@@ -18,7 +18,7 @@ def axes(n: Op) -> frozenset[int] | None:
 
 
 def _axes(n: Op) -> Axes | None:
-    """Return what is known of the reduced dimensions; None when nothing is."""
+    """Return bounds on the reduced dimensions; None where nothing is known about them."""
     reduced = axes(n)
     if reduced is None:
         return n.inputs[1].axes if n.rank(0) is not None else None
@@ -34,7 +34,7 @@ def place_reduction(n: Op) -> Placed:
     if not placement.is_split or reduced is None or (placement.dim in reduced.possible - reduced.sure):
         return whole(n)
     if reduced.sure != reduced.possible and not n.attr("keep_dims"):
-        # Its rank is open: `passes.canonicalize.decompose` keeps the dimensions.
+        # The rank of the result is open: `passes.canonicalize.decompose` rewrites the op with `keep_dims`.
         return whole(n)._replace(decompose=n.op == "Sum")
     if placement.dim not in reduced.sure:
         kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced.sure)

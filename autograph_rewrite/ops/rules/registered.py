@@ -1,9 +1,9 @@
-"""Ops of the user's own: `ar.register_op` describes one, and its rule follows from that.
+"""Custom ops: makes rules from the descriptions that a user gives with `ar.register_op`.
 
     register_op("Scaled", factors="n d, d -> n d", linear=(0, 1))
     register_op("Gram", factors="n a, n b -> a b | n", linear=(0, 1), work="2 n a b")
 
-A description is data: a plan records its digest, and the certificate reads the same text for itself.
+A description is data: a plan records its digest, and the certificate parses the same text independently.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FAMILY = "registered"
 
 @dataclass(frozen=True)
 class OpEntry:
-    """What is known of one op.
+    """The description of one op.
 
     Attributes:
         factors: its dimensions (`ops.rules.factors`).
         linear: operands in each of which it is linear while the others stay fixed.
-        additive: it is linear in all its operands together, as a sum of them is.
-        fragile: dimensions along which its kernel refuses a block without rows.
+        additive: it is linear in all its operands together, like a sum.
+        fragile: dimensions along which its kernel refuses an empty block.
         work: floating-point operations of one call, as a product of numbers and names of dimensions.
     """
 
@@ -43,18 +43,18 @@ class OpEntry:
 
     @cached_property
     def read(self) -> Factors:
-        """The factors, read."""
+        """The parsed factors."""
         return read(self.factors)
 
     @property
     def code(self) -> str:
-        """A digest: workers that describe an op in another way would make another graph."""
+        """A digest, by which a job notices that workers describe an op differently."""
         said = (self.name, self.factors.split(), self.linear, self.additive, self.fragile.split(), self.work.split())
         return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
 
     @cached_property
     def rule(self) -> Rule:
-        """How the op divides."""
+        """The rule that the description gives."""
         rule = factors(self.factors, linear=self.linear, fragile=self.fragile, additive=self.additive)
 
         def place(n: Op) -> Placed | None:
@@ -93,10 +93,10 @@ _REGISTERED: dict[str, OpEntry] = {}
 
 
 def register(entry: OpEntry) -> None:
-    """Divide an op as an entry says in every rewrite of this process from now on; one of the same name takes its place.
+    """Use an entry in every later rewrite of this process; it replaces an entry of the same name.
 
     Raises:
-        ConfigError: the entry contradicts itself, or what TensorFlow knows of the op.
+        ConfigError: the entry contradicts itself, or TensorFlow's definition of the op.
     """
     try:
         _check(entry)
@@ -109,7 +109,7 @@ def register(entry: OpEntry) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take an entry back; nothing happens if there is none of this name."""
+    """Remove an entry, if there is one of this name."""
     _REGISTERED.pop(name, None)
 
 

@@ -1,4 +1,4 @@
-"""What a pass asks for before conversions are made: the whole of a value, a shard of it, or what another value has."""
+"""Reshards that passes insert before other conversions: to the whole value, a shard, or another value's placement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autograph_rewrite.ops.rules.base import (
 
 
 def _place(n: Op) -> Placed:
-    """A value is asked for whole, or as shards."""
+    """Convert the value to the whole, or to shards."""
     if not is_over(n, REPLICA):
         return _place_elsewhere(n)
     shards = tuple(n.attr("shards", ()))
@@ -29,7 +29,7 @@ def _place(n: Op) -> Placed:
 
 
 def _place_elsewhere(n: Op) -> Placed:
-    """Along another axis, elements are moved or added: what is split along another dimension, or a sum, stays so."""
+    """Keep a split along another dimension, or a sum: along another axis, the reshard moves or adds elements."""
     placement, is_cut = n.placement(0), bool(n.attr("shards", ()))
     if placement.is_split and not (is_cut and placement.dim == n.attr("dim")):
         return Placed((placement,))
@@ -44,13 +44,13 @@ def _shape(n: Op) -> tuple[Shape | None, ...]:
     shape, sizes, dim = n.shape(0), tuple(n.attr("shards", ())), n.attr("dim")
     if is_over(n, REPLICA) or not sizes or shape is None:
         return (shape,)
-    rows = n.attr("rows", ())  # what a window reads, with rows of neighbours
+    rows = n.attr("rows", ())  # the rows that a window reads, including those of neighbours
     size = rows[1] - rows[0] if rows else sum(sizes) if b"split" in n.attr("before") else sizes[0]
     return ((*shape[:dim], size, *shape[dim + 1 :]),)
 
 
 def _alike(n: Op) -> Placed:
-    """A value is split as the other one is; where that is not split, the value is whole."""
+    """Split the value like the other one; if that is not split, make the value whole."""
     like = n.inputs[1]
     block = block_of(like.placement.dim, like.split_size) if like.placement.is_split else None
     if block is None:

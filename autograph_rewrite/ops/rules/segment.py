@@ -1,7 +1,7 @@
 """Segment sums: split rows with split ids give a partial table; replicated ids require replicated rows.
 
-The second case is the de-duplication of a sparse gradient: its ids come from `Unique` over the whole
-batch, and the update that follows reads whole rows anyway. Counts and histograms are such sums, too.
+The second case de-duplicates a sparse gradient: its ids are results of `Unique` over the whole batch, and the
+following update reads whole rows anyway. Counts and histograms are segment sums, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from autograph_rewrite.ops.rules.signature import axes, every
 
 
 def _unsorted_sum(n: Op) -> str | None:
-    """Rows split like their ids are summed over; dimensions behind the ids stay split."""
+    """Rows split like their ids are summed over; dimensions after those of the ids stay split."""
     ids = None if n.rank(1) is None else " ".join(axes(n.rank(1) or 0, "id"))
     return None if ids is None else f"{ids} ..., {ids}, * -> . ... | {ids}"
 
 
 def _unsorted_other(n: Op) -> str | None:
-    """Only dimensions behind the ids stay split."""
+    """Only dimensions after those of the ids stay split."""
     ids = None if n.rank(1) is None else ". " * (n.rank(1) or 0)
     return None if ids is None else f"{ids} ..., {ids}, * -> . ..."
 
@@ -36,7 +36,7 @@ def place_unsorted_sum(n: Op) -> Placed | None:
 
 
 def unsorted_shape(n: Op) -> tuple[Shape | None, ...]:
-    """A row per segment, shaped like the data behind the ids."""
+    """Return a row per segment, with the data's dimensions after the ids."""
     data, id_rank, count = n.shape(0), n.rank(1), n.value(2)
     if data is None or id_rank is None:
         return n.static
@@ -53,12 +53,12 @@ _ROWS_APART = factors(_rows_apart)
 
 
 def place_counts(n: Op) -> Placed | None:
-    """Count each row of a matrix by itself; the counts of a vector's blocks add up."""
+    """Count each row of a matrix by itself; the counts of a vector's blocks are contributions."""
     return _ROWS_APART.place(n) if n.op == "DenseBincount" and n.rank(0) != 1 else _place_total(n)
 
 
 def _place_total(n: Op) -> Placed:
-    """Count what is split into contributions, or into what turns up at all."""
+    """Count split values: contributions to a sum, or for a binary output to a maximum."""
     values, weights, rows = n.placement(0), n.inputs[2], n.inputs[0].split_size
     operand_reshards = made_whole(n, 1)
     if not values.is_split:
@@ -66,7 +66,7 @@ def _place_total(n: Op) -> Placed:
     if weights.shape != (0,) and not (weights.placement == values and are_same(weights.split_size, rows)):
         unit_rows, batch = unit(rows), n.semantics.extent.units
         size = to_global(weights.shape[values.dim], batch) if weights.rank == n.rank(0) and weights.shape else None
-        if unit_rows is None or not is_whole_of(size, rows, batch):  # it may be empty, too
+        if unit_rows is None or not is_whole_of(size, rows, batch):  # weights may also be empty
             return whole(n)
         operand_reshards[2] = Slice(values.dim, unit_rows)
     binary = n.op == "DenseBincount" and n.attr("binary_output")
@@ -74,18 +74,18 @@ def _place_total(n: Op) -> Placed:
 
 
 def place_histogram(n: Op) -> Placed:
-    """The counts of blocks add up, if all use the same range."""
+    """Count split values: contributions, as all blocks use one range."""
     return Placed((PARTIAL,), others_whole(n, 0)) if n.placement(0).is_split else whole(n)
 
 
 def total_shape(n: Op) -> tuple[Shape | None, ...]:
-    """An entry per value, or per bin."""
+    """Return an entry per value, or per bin."""
     size = n.value(2 if n.op == "HistogramFixedWidth" else 1)
     return ((size[0],),) if size else n.static
 
 
 def counts_shape(n: Op) -> tuple[Shape | None, ...]:
-    """As many rows, and a column per value."""
+    """Return a row for each row of the data, and a column per value."""
     data, size = n.shape(0), n.value(1)
     if data is not None and len(data) == 1:
         return total_shape(n)
@@ -102,7 +102,7 @@ RULES: dict[str, Rule] = {
     "DenseBincount": Rule(place_counts, counts_shape),
     "Bincount": Rule(place_counts, total_shape),
     "HistogramFixedWidth": Rule(place_histogram, total_shape),
-    # Segments may reach across blocks: only the dimensions behind the first are open.
+    # Segments may span several blocks: only dimensions after the first can be split.
     **lines("""
 . ... -> . ...; linear 0 : SegmentSum SegmentMean SegmentSumV2 SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN
     SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments

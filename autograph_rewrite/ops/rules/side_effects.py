@@ -1,6 +1,6 @@
 """Ops with side effects, or on a unique resource: they run once per job, on replicated values.
 
-Input (iterators, readers), tables, queues, files, printing, assertions, Python calls and the clock.
+They are input (iterators, readers), tables, queues, files, printing, assertions, Python calls and the clock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Most ops map labelled dimensions to labelled dimensions; one function places them all.
+"""Places all ops that map labelled dimensions to labelled dimensions, which most ops do.
 
     Conv2D                 n... , ....        -> n...     split n: the images; the filter is read whole
     Conv2DBackpropFilter   n... , .... , n... -> ....     split n: summed over, so the result is partial
     Softmax                ab.                -> ab.      the last dimension cannot be split ("" is the label)
 
-`place` picks the label that the inputs are split along, wants every other input that has it cut likewise, and
-reads off where the label stands in the outputs.
+`place` picks the label that the inputs are split along, converts every other input that has the label to the same
+blocks, and finds the label in the outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, are_rows, 
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, others_whole, whole
 
 Labels = tuple[str, ...]
-"""A label per dimension; `-x` cannot be cut but has the same size wherever it stands, an empty one says nothing."""
+"""A label per dimension; `-x` cannot be split but has one size wherever it occurs; "" says nothing."""
 
 
 class Signature(NamedTuple):
@@ -28,14 +28,14 @@ class Signature(NamedTuple):
 
     Attributes:
         inputs: labels of each input; None for a parameter, which is read whole.
-        outputs: labels of each output; None for one that is the same in every block (a copy of a parameter).
+        outputs: labels of each output; None for an output that is the same for every block (a copy of a parameter).
         summed: labels that are summed over, so that an output without them is partial.
         linear: inputs in each of which the op is linear while the others stay fixed.
-        additive: the op is linear in all labelled inputs together, as a sum of them is.
+        additive: the op is linear in all labelled inputs together, like a sum.
         sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
-        stretches: labels of dimensions of which one of size one stretches to the size of the others.
+        stretches: labels whose dimensions broadcast: size one stretches to the size of the others.
         fragile: labels along which the kernel refuses an empty block.
-        integers: sums of integers may be contributions, too.
+        integers: sums of integers may also be partial.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -53,7 +53,7 @@ Describe = Callable[[Op], Signature | None]
 
 
 class Cut(NamedTuple):
-    """What the op is split along: a label, and the rows of it that one block has."""
+    """The label that an op is split along, and the size of one block of it."""
 
     label: str
     size: Dim
@@ -61,9 +61,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Placer:
-    """The `place` of a rule that is given by signatures: `describe`, or `constant` where it is always the same.
+    """The `place` of a rule with a signature: `describe` returns it; `constant` is set where it is always the same.
 
-    It may follow from a `text` (`ops.rules.factors`).
+    `text` has its factors, if it is written in that form (`ops.rules.factors`).
     """
 
     describe: Describe
@@ -76,12 +76,12 @@ class Placer:
 
 
 def signed(describe: Describe) -> Rule:
-    """Return the rule of an op with a signature; `describe` returns None where it cannot tell."""
+    """Return the rule of an op with a signature; `describe` returns None where the signature is not known."""
     return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
 
 
 def place(n: Op, sig: Signature | None) -> Placed:
-    """Place an op by its signature; whatever does not fit is read whole."""
+    """Place an op by its signature; where its inputs do not fit, it reads whole values."""
     if sig is None or not _ranks_fit(n, sig):
         return whole(n)
     cut = find_cut(n, sig)
@@ -102,9 +102,10 @@ def place(n: Op, sig: Signature | None) -> Placed:
 
 
 def find_cut(n: Op, sig: Signature) -> Cut | None:
-    """Return what the inputs are split along: the label that most of the split ones have, of several the first.
+    """Return the label that most split inputs are split along; of several, the first.
 
-    Where devices run one program, variables stay where they are, and a result in blocks is better than contributions.
+    Where devices run one program, ties go to labels of variables, so that these stay in their blocks; then to labels
+    that an output has, because a split result is better than a partial one.
     """
     found: dict[str, list[Fact]] = {}
     for fact, labels in _labelled(n, sig):
@@ -124,7 +125,7 @@ def find_cut(n: Op, sig: Signature) -> Cut | None:
 
 
 def is_open(label: str) -> bool:
-    """Return whether a dimension with this label may be cut."""
+    """Return whether a dimension with this label may be split."""
     return bool(label) and label[0] != "-"
 
 
@@ -139,7 +140,7 @@ def _ranks_fit(n: Op, sig: Signature) -> bool:
 
 
 def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
-    """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
+    """Return the conversion of one input, its placement where that fits, or None where no conversion helps."""
     fact, batch = n.inputs[index], n.semantics.extent.units
     labels = sig.inputs[index] if index < len(sig.inputs) else None
     if labels is None or cut.label not in labels:
@@ -147,7 +148,7 @@ def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
     dim = labels.index(cut.label)
     if index in sig.sizes:
         return _convert_size(fact, dim, cut)
-    # Blocks of unknown or other sizes need not line up with those of the first split input.
+    # Blocks of unknown or different sizes need not line up with the blocks that the op is split into.
     aligned = are_rows(fact.split_size, cut.size) or _alone(sig, cut.label)
     if fact.placement == split(dim) and aligned:
         return fact.placement
@@ -182,7 +183,7 @@ def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Plac
 
 
 def _linear(n: Op, sig: Signature) -> Placed:
-    """Place an op none of whose inputs is usefully split: a partial value passes where the op is linear."""
+    """Place an op whose inputs are not split along a label: a partial value passes where the op is linear."""
     partial = {i for i, fact in enumerate(n.inputs) if fact.placement == PARTIAL}
     if not partial or any(dtype not in INEXACT for dtype in n.output_dtypes):
         return whole(n)
@@ -196,7 +197,7 @@ def _linear(n: Op, sig: Signature) -> Placed:
 
 
 def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
-    """Return the shape of one block of each output: labelled sizes from the inputs, the others as stated."""
+    """Return the shape of one block of each output: sizes of labels from the inputs, other sizes as stated."""
     if sig is None:
         return n.static
     known = sizes(n, sig)
@@ -220,7 +221,7 @@ def _size(label: str, stated: Dim, known: dict[str, Dim], cut: Cut | None) -> Di
 
 
 def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
-    """Return the size of every label as the inputs have it, those that stretch (size one) last."""
+    """Return the size of every label in the inputs; labels that stretch get the broadcast size."""
     found: dict[str, Dim] = {}
     for i, (fact, labels) in enumerate(zip(n.inputs, sig.inputs, strict=False)):
         dims = fact.value if i in sig.sizes else fact.shape
@@ -242,7 +243,7 @@ def axes(rank: int, prefix: str = "d") -> Labels:
 
 
 def without(labels: Labels, *closed: int) -> Labels:
-    """Return the labels with the dimensions `closed` (negative ones count from the end) not to be cut."""
+    """Return the labels with the dimensions `closed` (negative: from the end) marked as not to be split."""
     shut = {dim % len(labels) for dim in closed}
     return tuple(f"-{label}" if i in shut and label else label for i, label in enumerate(labels))
 

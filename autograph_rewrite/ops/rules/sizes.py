@@ -1,7 +1,7 @@
-"""Sizes: integers that come from shapes, interpreted symbolically instead of being placed.
+"""Sizes: integers from shapes, which rules evaluate symbolically instead of placing them.
 
-`Shape` of a split value gives `[b, 16]`; `Prod`, `Pack`, `StridedSlice` and the like carry it along. What leaves the
-form "constant times symbols" (b - 1, max(b, 8)) has no value here, and the engine makes it global first.
+`Shape` of a split value gives `[b, 16]`; `Prod`, `Pack`, `StridedSlice` and similar ops compute with it. A result that
+is not a constant times symbols (b - 1, max(b, 8)) has no value here; propagation makes its operands global first.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from autograph_rewrite.ops.traits import ops_with
 
 
 def value_shape(n: Op) -> Values | None:
-    """Shape and ShapeN: one entry per dimension."""
+    """Return the shape of each operand."""
     return tuple(fact.shape for fact in n.inputs)
 
 
 def value_size(n: Op) -> Values | None:
-    """Size: the product of the shape."""
+    """Return the product of the shape."""
     shape = n.shape(0)
     return None if shape is None else ((product(shape),),)
 
 
 def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
-    """Vectors as long as the rank."""
+    """Return vectors as long as the ranks of the operands."""
     return tuple(None if fact.rank is None else (fact.rank,) for fact in n.inputs)
 
 
 def place_shape(n: Op) -> Placed:
-    """A shape needs no conversion of what it measures, unless its rank is unknown."""
+    """Return sizes of the operand, which is not converted unless its rank is unknown."""
     return whole(n)
 
 
 def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, Axes]:
     """Return the dimensions over which the gradient of a broadcast op is summed for each operand.
 
-    Where only the run knows them, TensorFlow's kernel also lists dimensions that are 1 on both sides.
+    If sizes are known at run time only, TensorFlow's kernel also lists dimensions that are 1 on both sides.
     """
     rank = max(len(a), len(b))
     left: list[Dim] = [*[1] * (rank - len(a)), *a]
@@ -53,7 +53,7 @@ def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, A
 
 
 def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
-    """Return where an operand is stretched: where it is 1, and perhaps where its size is open."""
+    """Return where an operand is stretched: surely along dimensions of size 1, possibly along those of open size."""
     pairs = list(enumerate(zip(mine, others, strict=True)))
     sure = frozenset(i for i, (size, _) in pairs if size == 1)
     open_ = {i for i, (size, other) in pairs if not isinstance(size, int) and other != 1 and not are_rows(size, other)}
@@ -61,7 +61,7 @@ def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
 
 
 def value_broadcast_gradient_args(n: Op) -> Values | None:
-    """Interpret BroadcastGradientArgs."""
+    """Return the axes that BroadcastGradientArgs names, where they are known."""
     found = [axes for axes in axes_of_broadcast_gradient(n) if axes is not None]
     if len(found) < 2:
         return None
@@ -69,7 +69,7 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 
 
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
-    """Tell which dimensions BroadcastGradientArgs names for each operand."""
+    """Return bounds on the axes that BroadcastGradientArgs names."""
     if n.value(0) is None or n.value(1) is None:
         return (None, None)
     a, b = (tuple(to_global(size, n.semantics.extent.units) for size in n.value(i) or ()) for i in (0, 1))
@@ -78,14 +78,14 @@ def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
 
 
 def place_broadcast_gradient_args(n: Op) -> Placed:
-    """Two vectors of dimensions, the same for all blocks; where the run decides, rows have no part in it."""
+    """Return the same dimensions for all blocks; where only the run knows them, rows of blocks are left out."""
     is_open = any(axes is not None and axes.sure != axes.possible for axes in axes_of_broadcast_gradient(n))
     rows = rows_of_operands(n.value(0) or (), n.value(1) or ())
     return whole(n)._replace(decompose=is_open and any(map(any, rows)))
 
 
 def rows_of_operands(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[list[bool], list[bool]]:
-    """Return which entries of two shapes that broadcast count rows of a block, in both or against a 1."""
+    """Return which entries of two shapes that broadcast count rows of a block, against rows or a 1."""
 
     def rows(mine: Sequence[Dim], others: Sequence[Dim]) -> list[bool]:
         missing = len(mine) - len(others)
@@ -96,25 +96,25 @@ def rows_of_operands(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[list[bool], li
 
 
 def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
-    """Two vectors whose lengths follow from their contents."""
+    """Return the lengths of the two vectors."""
     value = value_broadcast_gradient_args(n)
     return (None, None) if value is None else tuple((len(v),) if v is not None else None for v in value)
 
 
 def value_broadcast_args(n: Op) -> Values | None:
-    """Interpret BroadcastArgs: the broadcast of two shape vectors."""
+    """Return the broadcast of two shape vectors."""
     a, b = n.value(0), n.value(1)
     return None if a is None or b is None else (broadcast([a, b]),)
 
 
 def shape_longest(n: Op) -> tuple[Shape | None, ...]:
-    """A vector as long as the longer operand."""
+    """Return a vector as long as the longer operand."""
     a, b = n.value(0), n.value(1)
     return (None,) if a is None or b is None else ((max(len(a), len(b)),),)
 
 
 def shape_range(n: Op) -> tuple[Shape | None, ...]:
-    """A vector; its length is known where its contents are, or where it counts from 0 by what goes into the limit."""
+    """Return a vector; its length is known if its contents are, or if it starts at 0 and the step divides the limit."""
     value = by_kernel(n)
     if value is not None and value[0] is not None:
         return ((len(value[0]),),)
@@ -124,7 +124,7 @@ def shape_range(n: Op) -> tuple[Shape | None, ...]:
 
 
 def shape_dynamic_stitch(n: Op) -> tuple[Shape | None, ...]:
-    """One row per distinct index where the indices are known."""
+    """Return one row for each index up to the largest, where the indices are known."""
     half = len(n.inputs) // 2
     index = [n.ints(i) for i in range(half)]
     data, first = n.shape(half), n.shape(0)
@@ -135,7 +135,7 @@ def shape_dynamic_stitch(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_concat_offset(n: Op) -> Values | None:
-    """Interpret ConcatOffset: where each piece starts along the concatenated dimension."""
+    """Return the start of each piece along the concatenated dimension (ConcatOffset)."""
     axis = n.ints(0)
     shapes = [n.value(i) for i in range(1, len(n.inputs))]
     if axis is None or any(shape is None for shape in shapes):
@@ -152,7 +152,7 @@ def value_concat_offset(n: Op) -> Values | None:
 
 
 def _are_alike(shapes: Sequence[Sequence[Dim]], at: int) -> bool:
-    """Return whether pieces have blocks along the same dimensions but `at`, as the kernel compares them."""
+    """Return whether pieces have equal block sizes in all dimensions but `at`: the kernel refuses unequal ones."""
     columns = [column for i, column in enumerate(zip(*shapes, strict=True)) if i != at]
     return all(len(set(column)) == 1 for column in columns if any(map(is_local, column)))
 

@@ -1,4 +1,4 @@
-"""Slicing, padding and reversing: free along other dimensions than the split one, which must be taken in full."""
+"""Slicing, padding and reversing: free along other dimensions than the split one, which must stay complete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from autograph_rewrite.ops.traits import has
 
 
 def place_slice(n: Op) -> Placed:
-    """Slice: the split dimension has to be taken whole."""
+    """Slice: the slice must contain the whole split dimension."""
     placement, begin, size = n.placement(0), n.ints(1), n.value(2)
     if placement.is_partial and all(f.placement == REPLICATED for f in n.inputs[1:]):
         return Placed((placement,))
@@ -52,7 +52,7 @@ def place_slice(n: Op) -> Placed:
 
 
 def _slice_between(n: Op) -> tuple[Dim, dict[int, Reshard]] | None:
-    """Return the size of a block of what Slice cuts between segments, and what its bounds need for it."""
+    """Return the block size of a Slice between segments, and the conversions of its bounds."""
     placement, begin, size = n.placement(0), n.value(1), n.value(2)
     block = n.inputs[0].split_size
     if not segments(block) or begin is None or size is None or any(n.placement(i).is_split for i in (1, 2)):
@@ -75,7 +75,7 @@ def _slice_between(n: Op) -> tuple[Dim, dict[int, Reshard]] | None:
 
 
 def shape_slice(n: Op) -> tuple[Shape | None, ...]:
-    """The sizes asked for; -1 takes the rest."""
+    """Return the stated sizes, with -1 computed."""
     shape, begin, size = n.shape(0), n.ints(1), n.value(2)
     if shape is None or size is None:
         return (None,)
@@ -92,14 +92,14 @@ def shape_slice(n: Op) -> tuple[Shape | None, ...]:
 
 
 SOMEWHERE = Sym(1, ("?",))
-"""A bound that is computed, so that nothing is known about it; an open one is None."""
+"""A bound that is computed and unknown; a bound that a mask leaves out is None."""
 
 
 class Cut(NamedTuple):
-    """One dimension of a strided slice: which source dimension, how much of it, and where it goes.
+    """One dimension of a strided slice.
 
-    `source` is None for a new dimension, `target` None for a dropped one; `span` is None when it is taken whole.
-    `entry` is where the specification says so.
+    `source` is None for a new dimension, `target` None for a dropped one; `span` (begin, end, step) is None if the
+    slice contains the whole dimension. `entry` is the position in the specification.
     """
 
     source: int | None
@@ -117,10 +117,11 @@ def _bounds(n: Op, index: int) -> tuple[Dim, ...] | None:
 
 
 def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
-    """Read a strided-slice specification; `first` is the index of its `begin` operand. None if it is not known.
+    """Read a strided-slice specification; None if it is not known.
 
     Args:
         rank: of the operand that is sliced.
+        first: position of the `begin` operand.
     """
     spec = [_bounds(n, first + i) for i in range(3)]
     if any(part is None for part in spec):
@@ -160,12 +161,12 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
 
 
 def _keeps_whole(cut: Cut, size: Dim) -> bool:
-    """Return whether a cut takes its dimension of that size completely."""
+    """Return whether a cut contains the whole of its dimension, which has that size."""
     return cut.span is None or (cut.span[0] in (None, 0) and are_same(cut.span[1], size) and cut.span[2] == 1)
 
 
 def place_strided_slice(n: Op) -> Placed:
-    """StridedSlice: the split dimension has to be taken whole."""
+    """StridedSlice: the slice must contain the whole split dimension."""
     placement, rank = n.placement(0), n.rank(0)
     if placement.is_partial and all(f.placement == REPLICATED for f in n.inputs[1:]):
         return Placed((placement,))
@@ -187,7 +188,7 @@ def place_strided_slice(n: Op) -> Placed:
 
 
 def _between(cut: Cut, size: Dim, batch: int | None) -> tuple[Dim, dict[int, Reshard]] | None:
-    """Return the size of a block of what a cut takes between segments, and what its bounds need for it."""
+    """Return the block size of a cut between segments, and the conversions of its bounds."""
     total = rows_per_example(size)
     if cut.span is None or cut.entry is None or total is None or cut.span[2] != 1:
         return None
@@ -205,9 +206,9 @@ def _between(cut: Cut, size: Dim, batch: int | None) -> tuple[Dim, dict[int, Res
 
 
 def _bounds_of_others(n: Op, cuts: Sequence[Cut], own: Cut | None) -> dict[int, Reshard] | None:
-    """Return what the bounds (inputs 1 to 3) need, of which only those of the split dimension may be a block's.
+    """Return the conversions of the bounds (inputs 1 to 3), of which only that of the split dimension may be local.
 
-    None where they would have to be both.
+    None where a bound of another dimension is local, too.
     """
     differing = [i for i in (1, 2, 3) if n.placement(i).differs]
     if own is None or own.span is None:
@@ -217,7 +218,7 @@ def _bounds_of_others(n: Op, cuts: Sequence[Cut], own: Cut | None) -> dict[int, 
 
 
 def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
-    """Work each dimension out where its bounds are plain integers."""
+    """Compute each dimension whose bounds are plain integers."""
     shape = n.shape(0)
     cuts = strided_cuts(n, len(shape), 1) if shape is not None else None
     if shape is None or cuts is None:
@@ -245,7 +246,7 @@ def _extent(size: Dim, span: tuple[Dim, Dim, Dim]) -> Dim:
 
 
 def place_strided_slice_grad(n: Op) -> Placed:
-    """The gradient of a slice that took the split dimension whole is split where the source was."""
+    """The gradient of a slice with the whole split dimension is split along the source dimension."""
     gradient, target = n.placement(4), n.value(0)
     others = all(f.placement == REPLICATED for f in n.inputs[:4])
     if gradient == PARTIAL and others:
@@ -276,14 +277,14 @@ def place_pad(n: Op) -> Placed:
         return Placed((PARTIAL,))
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
-    out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # of who gives an empty block a row
+    out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # the pass that pads empty blocks needs the rank
     if out_of_reach or pads[placement.dim].tolist() != [0, 0]:
         return whole(n)
     return Placed((placement,), others_whole(n, 0, 1))
 
 
 def shape_pad(n: Op) -> tuple[Shape | None, ...]:
-    """Add what is padded (or, for the gradient, take it away)."""
+    """Add the padding (or subtract it, for the gradient)."""
     shape, pads = n.shape(0), array(n, 1)
     if shape is None or pads is None:
         return (None,)
@@ -296,7 +297,7 @@ def shape_pad(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_pad(n: Op) -> Values | None:
-    """A vector of sizes with numbers at its ends, as one gives a shape more dimensions."""
+    """Pad a vector of sizes, such as a shape that gets more dimensions."""
     value, pads, edge = n.value(0), n.ints(1), n.value(2) if n.op == "PadV2" else (0,)
     if value is None or n.rank(0) != 1 or pads is None or len(pads) != 2 or edge is None or len(edge) != 1:
         return None
@@ -304,12 +305,12 @@ def value_pad(n: Op) -> Values | None:
 
 
 def place_reverse(n: Op) -> Placed:
-    """Reverse other dimensions than the split one; along it, each block gets rows of others."""
+    """Reverse other dimensions than the split one; along that, each block gets rows of other blocks."""
     return place_moved(n, n.ints(1))
 
 
 def place_roll(n: Op) -> Placed:
-    """Shift other dimensions than the split one; along it, each block gets rows of others."""
+    """Shift other dimensions than the split one; along that, each block gets rows of other blocks."""
     return place_moved(n, n.ints(2))
 
 
@@ -323,7 +324,7 @@ def place_moved(n: Op, dims: Sequence[int] | None) -> Placed:
     if placement.dim not in {dim % rank for dim in dims}:
         return Placed((placement,), others_whole(n, 0))
     has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.extent.is_known
-    return whole(n)._replace(decompose=has_blocks)  # whole, and cut again: `passes.canonicalize.decompose`
+    return whole(n)._replace(decompose=has_blocks)  # `passes.canonicalize.decompose` splits the whole result again
 
 
 RULES: dict[str, Rule] = {

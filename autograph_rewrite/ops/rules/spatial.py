@@ -1,4 +1,4 @@
-"""Rows and columns of images: a block is read with rows of its neighbours (halo exchange).
+"""Places ops on blocks of rows or columns of images, which read rows of neighbouring blocks (halo exchange).
 
     Conv2D(x: split(1), f)          reads a halo of x             -> split(1)
     Conv2DBackpropInput(., f, dy)   reads a halo of dy            -> split(1)
@@ -19,7 +19,7 @@ from autograph_rewrite.ops.rules.signature import Placer
 from autograph_rewrite.ops.traits import has
 
 X, Y, X_SIZES, FILTER, FILTER_SIZES = "x", "y", "x_sizes", "filter", "filter_sizes"
-"""What an operand is: of the input's or the output's shape, their shape, the filter, its shape."""
+"""Roles of operands: a value of the input's or the output's shape, the shape of the input, the filter, its shape."""
 
 
 def windowed(rule: Rule, operands: tuple[str, ...], output: str, *, lowest: bool = False) -> Rule:
@@ -27,7 +27,7 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str, *, lowest: bool
 
     Args:
         rule: for every other split.
-        lowest: it takes maxima, in which padding is nothing.
+        lowest: the op takes maxima, so padding must be the lowest number.
     """
 
     def place(n: Op) -> Placed | None:
@@ -49,7 +49,7 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str, *, lowest: bool
 
 
 def _cut(n: Op, operands: tuple[str, ...]) -> int | None:
-    """Return which dimension of a window the images are split along."""
+    """Return the dimension of a window that the images are split along; None where there is none."""
     if not n.semantics.extent.is_known:
         return None
     first = _first(n)
@@ -91,7 +91,7 @@ def _place(n: Op, operands: tuple[str, ...], output: str, dim: int, *, lowest: b
 
 
 def _is_there(n: Op, index: int, want: Reshard) -> bool:
-    """Return whether an operand is cut as it is wanted, with no rows of neighbours."""
+    """Return whether an operand already has the wanted placement, without rows of neighbours."""
     fact = n.inputs[index]
     if not isinstance(want, Slice) or want.halo is not None:
         return False
@@ -127,7 +127,7 @@ def window_of(n: Op, operands: tuple[str, ...], dim: int) -> Window | None:
 
 
 def _size(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
-    """Return how many rows a window covers from its first to its last."""
+    """Return how many rows a window spans."""
     if FILTER not in operands and FILTER_SIZES not in operands:
         return int(n.attr("ksize")[dim])
     taps = _known(n, operands, FILTER, FILTER_SIZES, dim - _first(n))
@@ -135,7 +135,7 @@ def _size(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
 
 
 def _known(n: Op, operands: tuple[str, ...], value: str, sizes: str, dim: int) -> int | None:
-    """Return a size of the whole of what an operand is the value, or the sizes, of."""
+    """Return a size of the whole value, from the operand with the value or with its shape."""
     for i, role in enumerate(operands):
         dims = n.value(i) if role == sizes else n.shape(i) if role == value else None
         if dims is not None and len(dims) == 4:

@@ -1,4 +1,4 @@
-"""The table of rules: op type -> Rule, one family of ops per module, merged here and nowhere else."""
+"""Merges the rules of all families into one table, by op type; each module defines the rules of one family."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]
 
 
 NAMES = tuple(module.__name__.rpartition(".")[2] for module in FAMILIES)
-"""What the families are called: as their modules."""
+"""The names of the families, which are those of their modules."""
 TABLE: Mapping[str, Rule] = merge(zip(NAMES, (module.RULES for module in FAMILIES), strict=True))
 """Every op type that has a rule; the others fall back to `base.whole`, with a note."""
 
@@ -74,7 +74,7 @@ def families(*names: str) -> frozenset[str]:
     """Return families of rules, by name.
 
     Raises:
-        ValueError: there is no such family, so that a table of families cannot outlive the name of one.
+        ValueError: a family does not exist, so that a table of families cannot keep the name of a removed family.
     """
     if unknown := sorted(set(names) - set(NAMES)):
         raise ValueError(f"no family of rules is called {', '.join(unknown)}")
@@ -82,7 +82,7 @@ def families(*names: str) -> frozenset[str]:
 
 
 def rule_of(op: str) -> Rule | None:
-    """Return the rule of an op, also of one that the user has registered; None where nobody has said how it divides."""
+    """Return the rule of an op, also of an op that the user registered; None where it has none."""
     rule = TABLE.get(op)
     if rule is not None:
         return rule

@@ -1,9 +1,8 @@
 """Tensor arrays and stacks are resources: propagation keeps a fact of their contents (`Op.cells`) for readers.
 
-The engine joins the elements of all writes of a container with `joining.join`, taking each through
-`element`; a write then converts its element to that. The flow, a number that only orders the operations,
-is partial where each replica has its own array: no reader minds its value, and sums of flows (in
-gradients) pass.
+Propagation joins the `element`s of all writes of a container with `join.join`; each write then converts its element to
+the joined fact. The flow, a number that only orders operations, is partial if each replica has a separate array: no
+reader uses its value, and sums of flows (in gradients) keep that placement.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ EMPTY = Fact(ANY, 0)
 
 
 def element(op: str, value: Fact) -> Fact:
-    """Return the fact of an element that a write of `op` puts in, from its value before conversion."""
+    """Return the fact of an element that a write of `op` puts in, from the value before conversion."""
     if op == "TensorArrayScatterV3":
         return without_leading(value) or Fact(REPLICATED, value.dtype, (value.shape or (None,))[1:] or None)
     if op == "TensorArrayConcatV3":
-        return Fact(PARTIAL, value.dtype)  # fits no blocks, so what holds them becomes whole
+        return Fact(PARTIAL, value.dtype)  # it joins with no blocks, so the array becomes whole
     if op == "TensorArraySplitV3":
         whole_rows = value.placement == split(0)
         shape = None if value.shape is None else (None, *value.shape[1:])
         return Fact(REPLICATED if whole_rows else value.placement, value.dtype, shape, zero=value.zero)
     if value.is_local and (value.value is None or None in value.value):
         return value._replace(placement=REPLICATED, value=None)
-    return value  # sizes that every write agrees on survive: a shape kept for the gradient of a loop
+    return value  # local sizes stay if all writes agree on them: a shape kept for the gradient of a loop
 
 
 def _content(n: Op) -> Fact:
-    """Return what the container holds; zeros as long as nothing was put in."""
+    """Return the fact of the container's elements; zeros if it has none."""
     fact = n.cells.get(0, EMPTY)
     if fact.placement in (ANY, UNKNOWN):
         return fact._replace(placement=REPLICATED, zero=True)
@@ -41,7 +40,7 @@ def _content(n: Op) -> Fact:
 
 
 def _token(fact: Fact) -> Placement:
-    """Return the placement of a flow: one for each replica, or one for all."""
+    """Return the placement of a flow: partial if each replica has a separate container."""
     return PARTIAL if fact.placement.differs else REPLICATED
 
 
@@ -50,24 +49,24 @@ def _flow_input(n: Op) -> int:
 
 
 def _parameters(n: Op, *taken: int) -> dict[int, Reshard]:
-    """Return the wants of sizes and indices: inputs other than the handle, the flow and those `taken`."""
+    """Return the conversions of sizes and indices: inputs other than the handle, the flow and those in `taken`."""
     return others_whole(n, 0, _flow_input(n), *taken)
 
 
 def _lift(op: str, content: Fact) -> Fact:
-    """Return the fact that the written value must have for its elements to be like the container's."""
+    """Return the fact of a written value whose elements match those of the container."""
     if op != "TensorArrayScatterV3":
         return content
     return content._replace(placement=with_leading(content.placement), shape=stacked(content.shape))
 
 
 def place_make(n: Op) -> Placed:
-    """A new array: where it lives follows from what is put in."""
+    """Make an array, whose placement is that of the elements put in later."""
     return Placed((ANY,) * len(n.output_dtypes), others_whole(n))
 
 
 def place_gradient(n: Op) -> Placed:
-    """The array of gradients of another array starts empty, with zeros."""
+    """Make the array of gradients of another array, which starts empty, with zeros."""
     return Placed((ANY, ANY), others_whole(n, 0, 1), zero=(True, True))
 
 
@@ -80,14 +79,14 @@ def place_write(n: Op) -> Placed:
 
 
 def _put(n: Op, index: int) -> tuple[Fact, dict[int, Reshard]]:
-    """Return what a container holds with the value that is put in, and what has to be converted for that."""
+    """Return the fact of a container's elements with the value that is put in, and the conversions."""
     value, content = n.inputs[index], n.cells.get(0, EMPTY)
     if content.placement in (ANY, UNKNOWN):
-        content = element(n.op, value)  # the first write: it decides
+        content = element(n.op, value)  # the first write decides
     if n.op == "TensorArraySplitV3" and content.placement == split(0):
         content = content._replace(placement=REPLICATED)
     reshard = conform(value, _lift(n.op, content), n.semantics.extent.units)
-    if reshard == MISFIT:  # what it holds will be whole, once all writes are known
+    if reshard == MISFIT:  # the elements will be whole once propagation has joined all writes
         content, reshard = content._replace(placement=REPLICATED), REPLICATED
     return content, _parameters(n, index) | ({} if reshard is None else {index: reshard})
 
@@ -101,13 +100,13 @@ def place_read(n: Op) -> Placed:
 
 
 def place_concat(n: Op) -> Placed:
-    """Put the elements end to end; cut into rows, they would end up in another order, so the array becomes whole."""
+    """Concatenate the elements; if they are blocks of rows, make the array whole, as rows would be in another order."""
     placed = place_read(n)
     return placed._replace(holds=(0, _flow_input(n))) if placed.outputs[0] == split(0) else placed
 
 
 def place_size(n: Op) -> Placed:
-    """All replicas' arrays are equally long."""
+    """Return the length, which is equal on all replicas."""
     return Placed((REPLICATED,))
 
 
@@ -131,7 +130,7 @@ def place_push(n: Op) -> Placed:
 
 
 def place_pop(n: Op) -> Placed:
-    """Take the last value off a stack."""
+    """Remove and return the last value of a stack."""
     content = _content(n)
     return Placed((content.placement,), zero=(content.zero,))
 

@@ -1,8 +1,7 @@
 """Tensor lists: the fact of a handle is the fact of its elements (their placement and shape).
 
-Every replica has a list of the same length; where elements are split, each list holds its replica's
-blocks. So the dimension that a list adds or removes (stacking) must not be the split one. A list that
-nothing was put into is `ANY`.
+Every replica has a list of the same length; if elements are split, each list holds its replica's blocks.
+So the dimension that a list adds or removes (stacking) must not be the split one. A list without elements is `ANY`.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def element_of(rows: Shape | None) -> Shape | None:
 
 
 def stacked(element: Shape | None, count: Dim = None) -> Shape | None:
-    """Return the shape of so many elements on top of each other."""
+    """Return the shape of a stack of `count` elements."""
     return None if element is None else (count, *element)
 
 
 def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None:
-    """Return what the operand that states the elements' shape needs; None where nothing makes it fit."""
+    """Return the conversion of the operand that states the elements' shape; None where no conversion makes it fit."""
     operand = n.inputs[index]
     if not element.placement.is_split:
         return made_whole(n, index)
@@ -71,9 +70,9 @@ def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None
 
 
 def place_make(n: Op) -> Placed:
-    """An empty list takes what is put in; if its element shape counts a block it is split from the start.
+    """Make an empty list, which takes the placement of its elements; it is split if its element shape counts a block.
 
-    Reserved elements are zeros. A list without elements is not zero, so that one can tell the two apart.
+    Reserved elements are zeros; a list without elements is not.
     """
     zero, dim = (n.op == "TensorListReserve",), local_entry(n.value(0))
     if n.inputs[0].is_local and dim is not None:
@@ -82,11 +81,7 @@ def place_make(n: Op) -> Placed:
 
 
 def _put(n: Op, item: int) -> Placed:
-    """Put one element into a list: a list cannot be converted, so what is put in must follow it, unless it is empty.
-
-    Args:
-        item: operand that is the element.
-    """
+    """Put operand `item` into a list: a list cannot be converted, so the element is, unless the list is empty."""
     container, element, batch = n.inputs[0], n.inputs[item], n.semantics.extent.units
     alike = [fact for fact in (container, element) if fact.placement == container.placement]
     target = join([element] if container.placement == ANY else alike, batch)
@@ -100,7 +95,7 @@ def _put(n: Op, item: int) -> Placed:
 
 
 def _put_sizes(n: Op, container: Fact) -> Placed:
-    """Sizes of blocks stay what they are in a list of equal ones; else they have to be whole."""
+    """Put sizes of blocks into a list: they stay local if all are equal; otherwise they have to be whole."""
     if n.op == "TensorListPushBack" and _pushed_value(n) is not None:
         return Placed((LOCAL,))
     return whole(n) if container.is_local else Placed((REPLICATED,), others_whole(n, 0))
@@ -118,25 +113,25 @@ def _element_or_list(n: Op, element: Shape | None) -> Shape | None:
 
 
 def _pushed_value(n: Op) -> Values | None:
-    """The contents of every element, as long as all that were pushed are equal: the sizes of a loop's values."""
+    """Return the contents of every element if all pushed elements are equal, such as sizes of a loop's values."""
     container, element = n.inputs
     unset = container.placement == ANY and not container.zero
     return (element.value,) if element.value is not None and (unset or container.value == element.value) else None
 
 
 def place_keep(n: Op) -> Placed:
-    """Change the length only; new elements are zeros, so no longer equal sizes."""
+    """Change the length only; new elements are zeros, so elements that are sizes are no longer equal."""
     if n.inputs[0].is_local:
         return whole(n)
     return Placed((n.placement(0),), others_whole(n, 0), zero=(n.inputs[0].zero,))
 
 
 def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
-    """Read elements (zeros, of an empty list); None where the element shape cannot be made to fit.
+    """Read elements (zeros from an empty list); None where the element shape cannot be converted.
 
     Args:
-        operand: which states the elements' shape.
-        stacked: all elements along a new dimension 0, instead of one of them.
+        operand: position of the operand that states the elements' shape.
+        stacked: read all elements along a new dimension 0, instead of one of them.
     """
     element = n.inputs[0]
     if element.is_local and (stacked or element.value is None):
@@ -155,7 +150,7 @@ def place_get(n: Op) -> Placed:
 
 
 def place_pop(n: Op) -> Placed:
-    """Take the last element off."""
+    """Remove and return the last element."""
     taken = take(n, 1, stacked=False)
     if taken is None:
         return whole(n)
@@ -243,22 +238,22 @@ def place_join(n: Op) -> Placed:
 
 
 def place_length(n: Op) -> Placed:
-    """All replicas' lists are equally long."""
+    """Return the length, which is equal on all replicas."""
     return Placed((REPLICATED,))
 
 
 def place_element_shape(n: Op) -> Placed:
-    """The elements' shape counts a block where they are split."""
+    """Return the elements' shape, which counts a block if the elements are split."""
     return Placed((LOCAL if any_local(n.shape(0)) else REPLICATED,))
 
 
 def _place_push(n: Op) -> Placed:
-    """Append an element, converted to the placement of those that are there."""
+    """Append an element, converted to the placement of the other elements."""
     return _put(n, 1)
 
 
 def _place_set(n: Op) -> Placed:
-    """Set an element, converted to the placement of those that are there."""
+    """Set an element, converted to the placement of the other elements."""
     return _put(n, 2)
 
 

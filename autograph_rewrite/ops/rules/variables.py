@@ -1,9 +1,9 @@
-"""Variables lie where their handles say; an op that updates one needs the gradient there.
+"""Reads and updates of variables: a read has the placement of the variable, and an update needs the gradient in it.
 
     replicated    a read is replicated      an update takes the reduced gradient
     split(d)      a read is split(d)        an update takes each device's block of the gradient
 
-The fact of a handle carries the variable's shape and placement, so that whoever reads the variable knows them.
+The fact of a handle has the variable's shape and placement, so that the rules of its readers know them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autograph_rewrite.ops.rules.signature import every
 
 
 def variable_shape(n: Op) -> Shape | None:
-    """Return the shape of the variable behind the first input; a captured handle only says that it is a scalar."""
+    """Return the shape of the variable of the first input; None for a captured handle, which only states a scalar."""
     return n.shape(0) or None
 
 
@@ -33,24 +33,24 @@ def _shape_of_shape(n: Op) -> tuple[Shape | None]:
 
 
 def _place_read(n: Op) -> Placed:
-    """A read gives what each device holds."""
+    """Return the block of the variable that each device holds."""
     return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
 
 
 def _place_question(n: Op) -> Placed:
-    """Each device asks for its own block: all of them have to have a value."""
+    """Ask for each device's block: all blocks must have a value."""
     return Placed((Placement("partial", op="all"),)) if n.placement(0).is_split else whole(n)
 
 
 def _place_update(n: Op) -> Placed:
-    """Each device updates its block; what has the variable's shape is cut like it, all else is common."""
+    """Update each device's block; operands with the variable's shape are split like it, all others are whole."""
     held = n.inputs[0]
     block = block_of(held.placement.dim, held.split_size)
     if not held.placement.is_split or block is None:
         return whole(n)
     dense = set(dense_arguments(n.op))
     wanted: dict[int, Reshard] = {}
-    rows = rows_argument(n.op) if held.placement.dim else None  # of columns, each shard has some of every row
+    rows = rows_argument(n.op) if held.placement.dim else None  # a shard of columns has a part of every row
     for i, fact in enumerate(n.inputs):
         if dtypes.base(fact.dtype) == dtypes.RESOURCE:
             continue
@@ -66,7 +66,7 @@ def _place_update(n: Op) -> Placed:
 UPDATE = Rule(_place_update)
 
 RULES: dict[str, Rule] = {
-    "VarHandleOp": Rule(whole, lambda n: (n.attr("shape"),)),  # of the variable, not of its handle
+    "VarHandleOp": Rule(whole, lambda n: (n.attr("shape"),)),  # the shape of the variable, not of its handle
     "ReadVariableOp": Rule(_place_read, _content),
     "VariableShape": Rule(whole, _shape_of_shape, lambda n: (variable_shape(n),)),
     "VarIsInitializedOp": Rule(_place_question, scalar),

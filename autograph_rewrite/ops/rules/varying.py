@@ -1,13 +1,13 @@
-"""Values that differ between replicas by nature: each replica computes on with its own.
+"""Places ops on varying values: each replica has a different value, and computes with it.
 
     id: own      x: split(0)      x * id     split(0)         each example with the number of its replica
     id: own      w: replicated    w * id     own
     id: own      s: partial(sum)  s * id     partial(sum)     each contribution with its number
 
-A value of a replica's own takes part as if it were replicated; what would be replicated then is the replica's own, too.
-Where a rule would cut it, or count it once in a sum, the op works on whole values, and what it makes is the replica's
-own. A draw without state may have a seed of the replica's own. What acts for all replicas (a condition, a variable, a
-table, printing) cannot take it: that is refused when all is placed (`passes.canonicalize.varying_values`).
+A rule sees a varying operand as replicated; a result that would be replicated is varying. Where the rule would slice
+the operand, or count it once in a sum, the op reads its other operands whole, and its results are varying. A stateless
+draw may have a varying seed. An op that acts for all replicas (a condition, a variable, a table, printing) cannot read
+a varying value: `passes.canonicalize.varying_values` refuses it once all values are placed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HANDLES = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
 
 def place_varying(n: Op, rule: Rule) -> Placed:
-    """Leave each replica its own; where the op acts for all of them, ask for one value, which there is none of."""
+    """Place an op with varying operands; if it acts for all replicas, ask for whole values, which is refused later."""
     own = [i for i, fact in enumerate(n.inputs) if fact.placement == OWN_VALUE]
     if _acts_for_all(n, own):
         return whole(n)
@@ -39,7 +39,7 @@ def place_varying(n: Op, rule: Rule) -> Placed:
 
 
 def _place_draw(n: Op) -> Placed:
-    """Let each replica draw with a seed of its own: its block, where the shape is that of one."""
+    """Let each replica draw with its seed: its block of the result if the shape is that of a block."""
     dim = local_entry(n.value(0))
     if n.placement(0) == LOCAL and dim is not None:
         return Placed((split(dim),) * len(n.output_dtypes))
@@ -47,22 +47,22 @@ def _place_draw(n: Op) -> Placed:
 
 
 def place_of_one(n: Op) -> Placed:
-    """Let a copy take its block for all there is: what it makes is the replica's own."""
+    """Let each replica use its block as if it were the whole value: the results are varying."""
     return Placed((OWN_VALUE,) * len(n.output_dtypes))
 
 
 def let_out_mark(fact: Fact) -> str:
-    """Return the mark of a node that lets out what each replica has of its own as what a fact says: `split(0) 2*b`."""
+    """Return the mark of a node that turns a varying value into a value with a given fact: `split(0) 2*b`."""
     if not fact.placement.is_split or fact.shape is None:
         return repr(fact.placement)
     return f"{fact.placement!r} {fact.shape[fact.placement.dim]!r}"
 
 
 def let_out_as(mark: str, own: Fact) -> Fact:
-    """Return the fact of a value that is let out.
+    """Return the fact that a mark states for a varying value; see `let_out_mark`.
 
     Args:
-        own: the fact of what each replica has.
+        own: the fact of the varying value.
     """
     text, _, rows = mark.partition(" ")
     placement = placement_of(text)
@@ -73,7 +73,7 @@ def let_out_as(mark: str, own: Fact) -> Fact:
 
 
 def _acts_for_all(n: Op, own: list[int]) -> bool:
-    """Return whether one run of an op counts for all replicas."""
+    """Return whether an op acts for all replicas."""
     if n.op == "LoopCond" or (n.op in SWITCHES and 1 in own):
         return True
     if any(dtypes.base(dtype) in _HANDLES for dtype in (*[f.dtype for f in n.inputs], *n.output_dtypes)):
