@@ -1,4 +1,4 @@
-"""Give access to TensorFlow's private names; no other module of this package uses any.
+"""Give access to TensorFlow's private names; no other module of this package imports any.
 
 They are the same from TensorFlow 2.16 to 2.21. Where callers have a public alternative, a function returns None, or
 something empty, if a private name is not as expected.
