@@ -223,22 +223,22 @@ def _require_callable(function: object, taker: str) -> None:
 def distribute_datasets_from_function(
     dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
 ) -> Any:
-    """Return this worker's part of the data: what a function makes that is told which part it is.
+    """Return this worker's part of the data, which a function makes for the part that it is given.
 
-    The function is called once, with a `tf.distribute.InputContext`: the number of workers (`num_input_pipelines`),
-    which of them this is (`input_pipeline_id`), and how many replicas there are in all (`num_replicas_in_sync`). It
-    returns batches of one replica (`context.get_per_replica_batch_size(global_batch_size)`); as many as this process
-    has replicas are put together for a step. Workers that run out of data give empty batches until all have ended.
+    The function is called once, with a `tf.distribute.InputContext`: the number of workers (`num_input_pipelines`), the
+    number of this worker (`input_pipeline_id`), and the number of all replicas (`num_replicas_in_sync`). It returns
+    batches of one replica (`context.get_per_replica_batch_size(global_batch_size)`); a step takes one for each replica
+    of this process. Workers that run out of data give empty batches until all have ended.
 
     Args:
         dataset_fn: takes the context, returns a batched `tf.data.Dataset`.
         options: `tf.distribute.InputOptions`.
-        config: where devices and processes are, if not in the environment, and `timeout_seconds`.
+        config: names devices and processes, if the environment does not, and `timeout_seconds`.
 
     Raises:
-        ConfigError: the options ask for a pipeline of each replica.
+        ConfigError: the options ask for a pipeline for each replica.
         GraphError: the function returns no dataset, or one without batches.
-        ClusterError: workers have different numbers of replicas, or somebody is missing.
+        ClusterError: workers have different numbers of replicas, or a worker is missing.
     """
     from autograph_rewrite.runtime.data import distribute_datasets_from_function as run
 

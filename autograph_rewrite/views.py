@@ -142,7 +142,7 @@ def bisect(
 
     Args:
         item: as for `verify`, as are all others but `observers`.
-        config: what to rewrite it by.
+        config: the configuration or plan to rewrite it by.
         steps: how many to train.
         feeds: default: random ones.
         rtol: allowed error.
@@ -282,7 +282,7 @@ def report(
     Args:
         target: as for `verify`; or a rewritten item.
         out: the file.
-        config: what to rewrite a training graph by; without it, only the graph itself is shown.
+        config: the configuration or plan to rewrite a training graph by; without it, only the graph itself is shown.
         batch: examples of all devices together, where the graph leaves that open.
         task: the process of the job whose graph is shown; default: all of them.
         measured: the result of `profile`, or the file in which it was saved.

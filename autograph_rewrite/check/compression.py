@@ -26,7 +26,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 KIND = "compressed"
 _SLACK = 1 + 1e-3
-_TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
+_TINY = 2.0**-24  # the least fp16 above zero; negligible in bf16
 
 
 def without(plan: Plan) -> Plan:

@@ -245,7 +245,7 @@ def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
                 busy[lane] = busy.get(lane, 0.0) + held
     others = topology.processes * (topology.local - 1)
     counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
-    if topology.plan.pipeline is None:  # with stages, each link has its own name
+    if topology.plan.pipeline is None:  # with stages, each link has a different name
         counts |= {lane: topology.plan.replicas for lane in carried if " to " in lane}
     used = sorted(lane for lane, nbytes in carried.items() if nbytes)
     return [LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0)) for lane in used]

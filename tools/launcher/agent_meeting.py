@@ -4,8 +4,8 @@
       └──nobody before it──► lead ──another leads──► seek  forms generations with all that follow it, see `Lead`
 
 Each agent sends a heartbeat twice per interval to the agent that it follows, or to all that follow it. An agent that is
-silent for three intervals is lost, as is one whose connection breaks. The launcher has only one thread, which serves
-the network between its checks of the workers.
+silent for three intervals is lost, as is one whose connection breaks. The launcher has only one thread, which handles
+messages between its checks of the workers.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ class AgentMeeting:
 
 # Lead a job: end a generation on all hosts, find who is left, prepare the next generation, begin it.
 #
-#     stop ──► all have reported how their parts ended ──► enough are here to decide ──► newest snapshots fetched
+#     stop ──► all have told how their parts ended ──► enough are here to decide ──► newest snapshots fetched
 #                                                                                         │
 #     begin ◄── all have ports, and the snapshots ◄── prepare: view, snapshots, seed ◄────┘
 #

@@ -5,8 +5,8 @@
       worker-0/4715-1.json                     `runtime.job.progress`, written every second
       worker-0/saved.json                      its last snapshot or checkpoint
 
-`launch --status` reads the folders of all running launchers; `launch --metrics PORT` serves that of its job to
-Prometheus.
+`launch --status` reads the folders of all running launchers; `launch --metrics PORT` answers Prometheus from the folder
+of its job.
 """
 
 from __future__ import annotations

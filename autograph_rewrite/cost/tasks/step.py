@@ -175,7 +175,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     rewrite = Rewrite(Request(item, plan), graph, plan, item, plan)
     rewrite.put(state)
     assign_spans(rewrite)
-    plain = replace(plan, pipeline=None)  # only the owners of edges are asked for, whatever stage meets there
+    plain = replace(plan, pipeline=None)  # only the owners of edges are needed here, which do not depend on stages
     resolved = edge_list.resolve_edges(plain, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})

@@ -9,7 +9,7 @@ sent to it once:
 
     MatMul on device 1 ──► copy over "CPU:1 to CPU:0" ──► AddN on device 0
 
-CPU devices of a process share memory: such a value stays where it was made, until its last reader has ended.
+CPU devices of a process share memory, so the value stays where it was made until its last reader has ended.
 
 With accelerators, the host computes the nodes that have no kernel there, and tensors are copied:
 
