@@ -296,7 +296,7 @@ def infer_init_op(graph: Graph, targets: Sequence[str]) -> str | None:
 
 
 def _assigned(group: Node) -> int:
-    """Return how many variables a group of assignments initialises; 0 if it also restores or updates any."""
+    """Return how many variables a group initialises; 0 if it updates any, or a value needs a feed or a checkpoint."""
     count = 0
     seen = {group}
     stack = [group]

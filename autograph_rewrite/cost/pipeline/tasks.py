@@ -166,7 +166,7 @@ class StagedStep:
                 yield node, (compute_seconds(one.work, machine.accelerator) + machine.accelerator.op_seconds) * one.runs
 
     def _timed_nodes(self, nodes: Iterable[Node]) -> Iterable[Node]:
-        """Return the nodes that determine the time of a part: on logical accelerators, those of the first device."""
+        """Return the nodes that determine a part's time: on logical accelerators those of the first, which has most."""
         return nodes if self.topology.on_cpu else [node for node in nodes if not self.staged.folded.logical.get(node)]
 
     def _seconds(self, part: Part, kind: str) -> tuple[float, int]:
