@@ -1,9 +1,9 @@
 """Rewrite an unmodified single-device training graph into an exact distributed one.
 
-Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
-runs a graph. A process that is one worker of several, as TF_CONFIG or its like say, has to join them before TensorFlow
-starts: it does when it imports TensorFlow (`runtime.job.join_on_import`), and so it asks for the devices that
-`--config` names.
+Importing this package is cheap: each public name is loaded at its first use, and only code that runs a graph imports
+TensorFlow. Where the environment (TF_CONFIG, torchrun, MPI, SLURM) describes a job, this process must join the job
+before TensorFlow starts. It joins when it imports TensorFlow (`runtime.job.join_on_import`), and then also creates the
+devices that `--config` names.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         from autograph_rewrite.ir.gc_pause import no_garbage_collection
 
-        with no_garbage_collection():  # behind TensorFlow's objects, which are very many
+        with no_garbage_collection():  # a collection would visit TensorFlow's many objects
             value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value  # later reads find it without coming here
+        globals()[name] = value  # later reads do not call this function
         return value
 
 
@@ -149,5 +149,5 @@ if is_told(os.environ):
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not; modules are found where they are imported."""
+    """List the public names, loaded or not, without the submodules that happen to be imported."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,4 +1,4 @@
-"""The verbs of the package: plan, rewrite, distribute, and what goes with them; `views` has those that show and check.
+"""The public functions that plan, rewrite and distribute a graph; `views` has those that show and check a rewrite.
 
 item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
 """
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def virtual_devices(count: int) -> None:
-    """Make so many CPU devices of this process's CPU, for mirrored variables without accelerators.
+    """Divide this process's CPU into `count` CPU devices, for mirrored variables without accelerators.
 
     Raises:
-        ClusterError: TensorFlow has started already with fewer.
+        ClusterError: TensorFlow has already started with fewer.
     """
     from autograph_rewrite.runtime.job.logical_devices import ensure_devices
 
@@ -40,17 +40,17 @@ def virtual_devices(count: int) -> None:
 
 
 def build_plan(item: TrainingGraph, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
-    """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
+    """Return the plan by which an item is distributed, with every reshard edge and its reason.
 
     Args:
         item: a training graph.
-        config: a Config, a dict, the path of a YAML file or the name of a shipped one; left out: what `run --config`
-            or `launch --config` gave.
+        config: a Config, a dict, the path of a YAML file or the name of a shipped one; default: the configuration of
+            `run --config` or `launch --config`.
         batch: as for `rewrite`.
 
     Raises:
         ConfigError: the configuration is wrong.
-        PlanError: it does not fit the graph.
+        PlanError: the configuration does not fit the graph.
         GraphError: the graph cannot be distributed.
     """
     with no_garbage_collection():
@@ -71,27 +71,26 @@ def rewrite(
     task: int | None = None,
     batch: int | None = None,
 ) -> GraphItem:
-    """Return the distributed item: same inputs, outputs and variables, computing the same numbers on many devices.
+    """Return the distributed item: it has the same inputs, outputs and variables, and computes the same numbers.
 
-    Nothing else happens: the process joins no job and opens no port. In the process of a parameter server this returns
-    the graph of worker 0; the server serves as soon as it opens a session of it (`new.session()`).
+    The process joins no job and opens no port. In a parameter server's process this returns the graph of worker 0; the
+    server starts when it opens a session of that graph (`new.session()`).
 
     Args:
         item: a training graph; it is not changed.
-        config: a config, or a plan made by `build_plan` for this graph; left out: what `run --config` or
-            `launch --config` gave.
+        config: a config, or a plan made by `build_plan` for this graph; default: as for `build_plan`.
         verify_each: check the graph's invariants after every pass.
         observers: called with (pass name, folded graph) after every pass.
         training: refuse a graph that updates nothing.
-        task: of several processes, the one that the graph is for; left out: this one, as TF_CONFIG says.
-        batch: examples of all devices together, for which `report.coverage` is told; left out: what the graph says,
-            else 32 for each replica.
+        task: the process of the job that the graph is for; default: this process, as TF_CONFIG says.
+        batch: examples of all devices together, for which `report.coverage` is computed; default: the size in the
+            graph, else 32 for each replica.
 
     Raises:
         ConfigError: the configuration is wrong, or nothing says which process this is.
         PlanError: the plan does not fit the graph or was made for another one.
         GraphError: the graph cannot be distributed; the message says why.
-        PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
+        PassError: an edge cannot be lowered, or the coverage is below `semantics.min_coverage`.
     """
     with no_garbage_collection():
         flat = normalise_original(item)
@@ -117,9 +116,9 @@ def distribute(
     Args:
         target: a compiled Keras model (the same object is returned), or a function that runs one training step.
         config: as for `rewrite`.
-        specs: tf.TensorSpecs of the function's arguments; left out, it is traced at the first call.
+        specs: tf.TensorSpecs of the function's arguments; without them it is traced at the first call.
         batch_inputs: axis of the examples by input; None: an input has none.
-        named_specs: the same of keyword arguments.
+        named_specs: tf.TensorSpecs of keyword arguments.
 
     Raises:
         ClusterError: TensorFlow's runtime has started with fewer devices than the config names.
@@ -134,10 +133,11 @@ def distribute(
 def join(config: ConfigLike | None = None) -> None:
     """Make this process a worker of the job that the configuration and the environment describe.
 
-    Importing the package and TensorFlow does so where TF_CONFIG or its like say it all. A program whose configuration
-    gives the addresses calls this before its first TensorFlow operation. One process alone: nothing happens. A
-    parameter server serves here until all workers have ended, and then ends the program; so it does in `distribute`,
-    where it asks for its part of the data, and where it opens a session of what `rewrite` returned.
+    Importing the package and TensorFlow does the same where the environment (TF_CONFIG, for example) describes the job
+    completely. A program whose configuration gives the addresses calls this before its first TensorFlow operation. For
+    one process alone nothing happens. A parameter server serves inside this call until all workers have ended, and then
+    ends the program. It does so too in `distribute`, in `shard_dataset`, and where it opens a session of a rewritten
+    item.
 
     Raises:
         ConfigError: nothing says which process this is.
@@ -154,25 +154,25 @@ def join(config: ConfigLike | None = None) -> None:
 def shard_dataset(
     dataset: Any, global_batch_size: int | None = None, *, policy: Any = None, config: ConfigLike | None = None
 ) -> Any:
-    """Return this worker's part of a tf.data.Dataset that all workers build alike; of one process alone, all of it.
+    """Return this worker's part of a tf.data.Dataset that all workers build alike; one process alone gets all of it.
 
-    The batch of a step is what all workers hold together, in worker order: the early ones get the rows that are left
-    over, the late ones may get none. The part is a dataset, except where workers might run out of data at different
-    times: then it can only be iterated over, and gives empty batches until all have ended.
+    The batch of a step is the blocks of all workers, in worker order. The first workers get the remainder rows; the
+    last may get none. The part is a dataset, except where workers might run out of data at different times: then it can
+    only be iterated over, and gives empty batches until all have ended.
 
     Args:
         dataset: batched with the global batch size.
-        global_batch_size: batch it by this first.
-        policy: a tf.data.experimental.AutoShardPolicy, or its name; left out: as the dataset's options say. FILE: each
-            reads its own files. DATA: each reads everything and takes its rows of every batch, so that the batches are
-            those of one process. AUTO: FILE where it reads files, else DATA. OFF: the data are each worker's own, only
-            the size of the batch is divided.
-        config: where the processes are, if not in the environment, and `timeout_seconds`.
+        global_batch_size: batch the dataset by this first.
+        policy: a tf.data.experimental.AutoShardPolicy, or its name; default: that of the dataset's options. FILE: each
+            worker reads its files. DATA: each worker reads everything and takes its rows of every batch, so that the
+            batches are those of one process. AUTO: FILE for a dataset that reads files, else DATA. OFF: each worker
+            brings different data, and only the size of the batch is divided.
+        config: gives the addresses of the processes, if the environment does not, and `timeout_seconds`.
 
     Raises:
-        ConfigError: there is no such policy.
+        ConfigError: the policy does not exist.
         GraphError: the dataset is not batched, or cannot be split by its files.
-        ClusterError: the workers give different datasets, or somebody is missing.
+        ClusterError: the workers give different datasets, or a worker is missing.
     """
     from autograph_rewrite.runtime.data import shard_dataset as run
 
@@ -180,13 +180,13 @@ def shard_dataset(
 
 
 def on_resize(function: Callable[[int], None]) -> None:
-    """Let a loop of the program's own go on where it was when an elastic job has lost workers, or others have joined.
+    """Let a training loop continue at its step after an elastic job has lost or gained workers.
 
-    The job then runs the program again, with another number of workers; its variables have the values of the last
-    snapshot from the first step on. Programs that take all their data from `shard_dataset` need not call this.
+    The job then runs the program again with the new number of workers. Before the first step, the variables get the
+    values of the last snapshot. Programs that take all their data from `shard_dataset` need not call this.
 
     Args:
-        function: called at once with the number of steps that are done, if there are any: the loop has to begin there.
+        function: called at once with the number of steps that are done, if any; the loop must begin at that step.
     """
     from autograph_rewrite.runtime.job.own_loop import OwnLoop
 
@@ -197,16 +197,16 @@ def on_resize(function: Callable[[int], None]) -> None:
 
 
 def on_preemption(function: Callable[[], Any]) -> None:
-    """Call something before the process ends because it was asked to (SIGTERM, Ctrl-C, SIGHUP), to save its state.
+    """Call a function that saves state before a signal (SIGTERM, Ctrl-C, SIGHUP) ends the process.
 
-    All workers of a job then finish the same step, also if only one was asked. In place of the next step each calls the
-    functions that it was given, in their order, and raises `Preempted` (of Ctrl-C: KeyboardInterrupt). That is so in a
-    job, and in what `run` and `launch` start; elsewhere where AUTOGRAPH_GRACE is set to the seconds between the signal
-    and the kill. A `CheckpointManager` saves by itself where it can tell the step.
+    All workers of a job then finish the same step, even if only one got the signal. In place of the next step each
+    calls its functions, in order, and raises `Preempted` (for Ctrl-C: KeyboardInterrupt). This works in a job, in
+    programs that `run` and `launch` start, and wherever AUTOGRAPH_GRACE is set to the seconds between the signal and
+    the kill. A `CheckpointManager` saves by itself where it can tell the step.
 
     Args:
-        function: called without arguments in the main thread, as `lambda: manager.save(step)`. A text that it returns
-            is what the process says that it has saved.
+        function: called without arguments in the main thread, as `lambda: manager.save(step)`. It may return a text,
+            which the process prints as what it has saved.
     """
     from autograph_rewrite.runtime.job.stop import Stop
 
@@ -223,22 +223,22 @@ def _require_callable(function: object, taker: str) -> None:
 def distribute_datasets_from_function(
     dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
 ) -> Any:
-    """Return this worker's part of the data: what a function makes that is told which part it is.
+    """Return this worker's part of the data, which a function makes for the part that it is given.
 
-    The function is called once, with a `tf.distribute.InputContext`: the number of workers (`num_input_pipelines`),
-    which of them this is (`input_pipeline_id`), and how many replicas there are in all (`num_replicas_in_sync`). It
-    returns batches of one replica (`context.get_per_replica_batch_size(global_batch_size)`); as many as this process
-    has replicas are put together for a step. Workers that run out of data give empty batches until all have ended.
+    The function is called once, with a `tf.distribute.InputContext`: the number of workers (`num_input_pipelines`), the
+    number of this worker (`input_pipeline_id`), and the number of all replicas (`num_replicas_in_sync`). It returns
+    batches of one replica (`context.get_per_replica_batch_size(global_batch_size)`); a step takes one for each replica
+    of this process. Workers that run out of data give empty batches until all have ended.
 
     Args:
         dataset_fn: takes the context, returns a batched `tf.data.Dataset`.
         options: `tf.distribute.InputOptions`.
-        config: where devices and processes are, if not in the environment, and `timeout_seconds`.
+        config: names devices and processes, if the environment does not, and `timeout_seconds`.
 
     Raises:
-        ConfigError: the options ask for a pipeline of each replica.
+        ConfigError: the options ask for a pipeline for each replica.
         GraphError: the function returns no dataset, or one without batches.
-        ClusterError: workers have different numbers of replicas, or somebody is missing.
+        ClusterError: workers have different numbers of replicas, or a worker is missing.
     """
     from autograph_rewrite.runtime.data import distribute_datasets_from_function as run
 
@@ -246,28 +246,28 @@ def distribute_datasets_from_function(
 
 
 def register_compressor(name: str, codec: Codec) -> None:
-    """Let configurations name a codec of your own as a compressor; one of the same name takes its place.
+    """Let configurations name a user's codec as a compressor; a later one of the same name replaces it.
 
     Args:
         name: as in `compressor: NAME`.
         codec: an instance of a class derived from `autograph_rewrite.codecs.codec.Codec` (docs/writing_compressors.md).
 
     Raises:
-        ConfigError: the name is no name or one of this package's, or this is no codec.
+        ConfigError: the name is malformed or is that of a built-in compressor, or `codec` is no codec.
     """
     compressor_names.register_compressor(name, codec)
 
 
 def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> None:
-    """Run a function as a pass in every rewrite of this process from now on; one of the same name takes its place.
+    """Run a function as a pass in every later rewrite of this process; a later one of the same name replaces it.
 
     Args:
-        name: in words with hyphens, as in `fold-bias`.
-        function: is called with the rewrite under way (docs/writing_passes.md), and edits its graph.
+        name: words joined by hyphens, as in `fold-bias`.
+        function: called with the `Rewrite` (docs/writing_passes.md), whose graph it edits.
         after: the pass that it follows; `autograph-rewrite opt --list` names them.
 
     Raises:
-        ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
+        ConfigError: the name is malformed, or no user's pass can run after that pass.
     """
     user_extensions.register_pass(name, function, after=after)
 
@@ -281,21 +281,21 @@ def register_op(
     fragile: str = "",
     work: str = "",
 ) -> None:
-    """Say how a custom op (`tf.load_op_library`) divides, for every rewrite of this process from now on.
+    """Describe how a custom op (`tf.load_op_library`) divides, for every later rewrite of this process.
 
         ar.register_op("Scaled", factors="n d, d -> n d", linear=(0, 1))
         ar.register_op("Gram", factors="n a, n b -> a b | n", linear=(0, 1), work="2 n a b")
 
-    An op that nobody describes is computed whole: right, only slow. What is said here is taken at its word, so try it
+    An op without a description runs whole, which is correct but slow. The description itself is not checked, so try it
     with `ar.verify`. A configuration may name the file that calls this: `ops: [{file: my_ops.py}]`.
 
     Args:
-        name: of the op type; one that is registered takes the place of an earlier one of the same name.
-        factors: operands and results, with a name for each dimension. What has one name has one size and is cut
-            together. `.` cannot be cut, `...` is any number of dimensions, `*` is an operand that is read whole,
-            `# n d` a vector of the sizes n and d, `| n` says that the op sums over n.
+        name: of the op type; a later description of the same op replaces an earlier one.
+        factors: operands and results, with a name for each dimension. Dimensions of one name have one size and are
+            split together. `.` cannot be split, `...` is any number of dimensions, `*` is an operand that is read
+            whole, `# n d` a vector of the sizes n and d, `| n` says that the op sums over n.
         linear: operands in each of which the op is linear while the others stay fixed.
-        additive: it is linear in all its operands together, as a sum of them is.
+        additive: the op is linear in all its operands together, as a sum of them is.
         fragile: dimensions along which the kernel refuses a block without rows.
         work: floating-point operations of one call, as a product of numbers and names: `2 n a b`.
 
@@ -308,13 +308,10 @@ def register_op(
 def allow_code(path: str | Path) -> None:
     """Let configurations that name a Python file (`strategy: {name: file.py:Class}`) run it.
 
-    A configuration may be a stranger's, so what it names runs only with this, or with `--allow-code` on the command
-    line. Objects that your own program makes, a Plan for example, need none.
-
-    Args:
-        path: of the Python file.
+    A configuration may come from somebody else, so the files that it names run only after this call, or with
+    `--allow-code` on the command line. Objects that the program itself makes, a Plan for example, need no permission.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file does not exist.
     """
     user_code.allow_code(path)

@@ -1,10 +1,10 @@
-"""From a request to a plan, and from a plan to a distributed graph: what every verb does, in one place.
+"""Compile a configuration to a plan, and a plan to a distributed graph, for every public function and verb.
 
     configuration ──Job.of──► processes, this one's task ──request──► Plan ──resolve_plan──► Plan with edges
     plan          ───────────────────────────────────────────────────────┴──compile_task──► distributed item
 
-Verbs differ in what they do around it: `distribute` joins the job and adapts the plan to a function, `verify` runs what
-comes out. What a configuration means, in which order it is completed, and what is checked is the same for all of them.
+All callers interpret, complete and check a configuration in this one way. They differ in their other steps:
+`distribute` joins the job and adapts the plan to a function, `verify` runs the distributed graph.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration or a plan, and the process of its job that graphs are for.
+    """A configuration or a plan, and the process whose graph is compiled.
 
     Attributes:
         given: the plan; or the configuration, with the processes that the environment names.
-        member: this process; None of one process alone, or where the graph is for another one.
-        task: the worker that graphs are for; a parameter server is given the graph of worker 0.
+        member: this process; None for a job of one process, or where the graph is for another process.
+        task: the worker that the graph is for; 0 in the process of a parameter server.
     """
 
     given: Config | Plan
@@ -47,7 +47,7 @@ class Job:
 
     @classmethod
     def of(cls, given: Config | Plan, task: int | None = None) -> Job:
-        """The job of this process; with a task, that of a worker whose graph is made here.
+        """Return the job of this process, or, with a task, the job of the worker whose graph this process compiles.
 
         Raises:
             ConfigError: there are several processes, and nothing says which of them this is.
@@ -68,10 +68,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Instrumentation:
-    """What looks on between two passes.
+    """The checks and observers that run between two passes.
 
     Attributes:
-        verify: the graph's invariants are checked after every pass that has edited it.
+        verify: check the graph's invariants after every pass that has edited it.
         observers: called with (pass name, folded graph) after every pass.
         certificate: compares the rewrite with the original.
     """
@@ -85,24 +85,24 @@ VERIFIED = Instrumentation()
 
 
 def with_processes(given: Config) -> Config:
-    """A configuration with its job's processes: those of the environment where it names none.
+    """Return a configuration with its job's processes: those of the environment where it names none.
 
-    Nobody asks which of them this is: a plan for a cluster is made on any machine.
+    This need not be one of those processes: a plan for a cluster can be made on any machine.
 
     Raises:
-        ConfigError: what the environment says is malformed.
+        ConfigError: the environment describes the job wrongly.
     """
     return given if given.workers > 1 else in_job(given)[0]
 
 
 def request(item: TrainingGraph, given: Config | Plan) -> Plan:
-    """The plan of a strategy for a normalised item, without the edges that follow from it; a plan as it is.
+    """Return the plan of a strategy for a normalised item, still without its edges; return a given plan unchanged.
 
     The edges of a plan are checked once the graph is analysed.
 
     Raises:
-        ConfigError: the configuration asks for what there is not.
-        PlanError: it does not fit the graph.
+        ConfigError: the configuration asks for something that does not exist.
+        PlanError: the plan does not fit the graph.
     """
     if isinstance(given, Plan):
         verify.require(replace(given, edges=()), item)
@@ -114,12 +114,12 @@ def request(item: TrainingGraph, given: Config | Plan) -> Plan:
 
 
 def resolve_plan(item: TrainingGraph, given: Config, batch: int | None = None) -> Plan:
-    """The plan of a normalised item with every edge, and a note for each setting that does nothing.
+    """Return the plan of a normalised item with every edge, and a note for each setting without effect.
 
     Args:
         item: it is not changed.
         given: with the processes of the job.
-        batch: examples of all replicas together, of which the coverage is told.
+        batch: examples of all replicas together, for which the coverage is computed.
 
     Raises:
         RewriteError: as `request`, or the graph cannot be distributed.
@@ -137,17 +137,17 @@ def compile_task(
     instrumentation: Instrumentation = VERIFIED,
     in_place: bool = False,
 ) -> TrainingGraph:
-    """What one worker of a plan runs.
+    """Return the graph that one worker of a plan runs.
 
     Args:
         item: normalised.
         plan: a request, or a plan with edges.
         training: refuse a graph that updates nothing.
         batch: as for `resolve_plan`.
-        in_place: use the graph of the item up, instead of leaving it as it is.
+        in_place: edit the item's graph instead of a copy of it.
 
     Raises:
-        RewriteError: the graph cannot be distributed so.
+        RewriteError: the graph cannot be distributed by this plan.
     """
     asked = Request(item, plan, task, training, batch, instrumentation.certificate)
     return pass_pipeline.rewrite(
@@ -164,10 +164,10 @@ def compile_item(
     batch: int | None = None,
     instrumentation: Instrumentation = VERIFIED,
 ) -> TrainingGraph:
-    """What this process of a job runs, with what all workers must agree on and the settings that do nothing.
+    """Return the graph of a job's worker; its report has the settings without effect and the text workers compare.
 
     Args:
-        item: normalised; its graph is used up.
+        item: normalised; its graph is edited.
         training: as for `compile_task`.
         batch: as for `resolve_plan`.
 
@@ -190,15 +190,15 @@ def compile_item(
     return replace(new, report=report)
 
 
-# What the graphs of all workers must have in common before they are rewritten, as text that they can compare.
+# The part of a graph that must be equal on all workers before the rewrite, as text that the workers compare.
 
 
 _CHANCE = re.compile(r' ?\b(shared_name|container|token|_\w+)=("[^"]*"|\[[^\]]*\]|[^,}]*),?|@\S+')
-"""What means nothing to others in the line of a node: numbers that TensorFlow counts or draws, devices, functions."""
+"""Attributes that may differ between workers: numbers that TensorFlow counts or draws, devices, function names."""
 
 
 def contents(item: TrainingGraph) -> bytes:
-    """Return what all workers must have in common of a graph, constants included, as compressed text."""
+    """Return the part of a graph that must be equal on all workers, constants included, as compressed text."""
     graph = item.graph
     roots = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     roots += [v.initializer for v in item.variables.values() if v.initializer is not None]

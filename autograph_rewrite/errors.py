@@ -1,4 +1,4 @@
-"""The exception hierarchy: every error that a user can meet.
+"""Define the exception hierarchy: every error that a user can meet.
 
     RewriteError
     ├── ConfigError    the config file or dict is wrong (file:line, closest valid key)
@@ -9,7 +9,7 @@
     ├── ClusterError   devices or processes are missing, or do not answer
     └── CheckpointError  a checkpoint is damaged, or could not be written
 
-    Preempted          no error: a process that was asked to end does so, between two steps
+    Preempted          no error: a signal ends the process between two steps
 
 Each message says what is wrong, where (file:line, or the node with its op) and what to do.
 """
@@ -20,12 +20,12 @@ import re
 from typing import Protocol
 
 LONGEST = 1000
-"""Letters of a word in a message: a name from a damaged file may have millions."""
+"""The most letters of one word in a message: a name from a damaged file may have millions."""
 _LONG = re.compile(rf"\S{{{LONGEST + 1},}}")
 
 
 class _NamedNode(Protocol):
-    """What an error needs to know of a graph node."""
+    """The name and op of a graph node."""
 
     @property
     def name(self) -> str: ...
@@ -38,8 +38,8 @@ class RewriteError(Exception):
 
     Args:
         problem: what is wrong, in one sentence.
-        node: the graph node that it is about, if there is one.
-        where: a place in a file (`file:line`) or a name, if there is one.
+        node: the graph node that is wrong, if any.
+        where: a place in a file (`file:line`) or a name, if any.
         hint: what the user can do.
     """
 
@@ -59,12 +59,12 @@ class RewriteError(Exception):
         super().__init__(self._render())
 
     def change_hint(self, hint: str | None) -> None:
-        """Say something else about what the user can do."""
+        """Replace the hint."""
         self.hint = hint
         self.args = (self._render(),)
 
     def change_where(self, where: str | None) -> None:
-        """Name another place."""
+        """Replace the place."""
         self.where = where
         self.args = (self._render(),)
 
@@ -109,8 +109,8 @@ class ClusterError(RewriteError):
     """Devices or processes are missing, misconfigured, or do not answer in time.
 
     Attributes:
-        lost: the workers that did not answer, by their numbers.
-        differs: the workers are all there, and do not do the same: the program is to be mended.
+        lost: the numbers of the workers that did not answer.
+        differs: all workers answered but do different things, so the program has to be changed.
     """
 
     lost: tuple[int, ...] = ()
@@ -118,7 +118,7 @@ class ClusterError(RewriteError):
 
     @classmethod
     def of_difference(cls, problem: str, *, hint: str | None = None) -> ClusterError:
-        """Return the error of workers that do not do the same."""
+        """Return the error of workers that do different things."""
         made = cls(problem, hint=hint)
         made.differs = True
         return made
@@ -129,8 +129,8 @@ class CheckpointError(RewriteError):
 
 
 class Preempted(SystemExit):
-    """The process was asked to end (SIGTERM, SIGHUP); all workers have finished the same step, what saves has saved.
+    """A signal (SIGTERM, SIGHUP) ended the process after all workers had finished the same step and saved.
 
-    It is raised in place of the next step, and no `Exception`: `finally` runs, and the program ends with the exit code
-    of the signal, 143 for SIGTERM, for a launcher to start it again. For Ctrl-C a `KeyboardInterrupt` is raised.
+    It is raised in place of the next step. It is no `Exception`, so `finally` runs and the program ends with the exit
+    code of the signal, 143 for SIGTERM, after which a launcher can start it again. Ctrl-C raises `KeyboardInterrupt`.
     """

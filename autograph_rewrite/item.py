@@ -1,4 +1,4 @@
-"""GraphItem: what users have in hand; a training graph that can be loaded, run, saved and looked at."""
+"""Define GraphItem, the class that users work with: a training graph with methods to load, run, save and show it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     import networkx
 
 
-# What loads, runs and draws graphs is imported where it is called: an item costs no more than its graph.
+# Loaders, runtime and drawing are imported in the methods that call them, so that an item stays cheap.
 @dataclass(frozen=True, eq=False, repr=False)
 class GraphItem(NotebookView, TrainingGraph):
-    """A training graph with its signature, and what can be done with it. Treat it, and its graph, as read-only.
+    """A training graph with its signature, and methods to load, run, save and show it. Treat both as read-only.
 
-    `dataclasses.replace(item, ...)` makes a copy with other fields; `TrainingGraph` tells what they are.
+    `dataclasses.replace(item, ...)` makes a copy with other fields; `TrainingGraph` documents them.
     """
 
     @classmethod
     def of(cls, known: TrainingGraph) -> GraphItem:
-        """Return a training graph as an item; an item as it is."""
+        """Return a training graph as an item; return an item unchanged."""
         return known if isinstance(known, cls) else cls(**{one.name: getattr(known, one.name) for one in fields(known)})
 
     def __str__(self) -> str:
-        known = isinstance(self.source, Graph) or self.source.is_decoded  # a first line is not worth decoding all of it
+        known = isinstance(self.source, Graph) or self.source.is_decoded  # do not decode a graph to print one line
         count = f"{len(self.graph):,} nodes, " if known else ""
         over = f"; rewritten for {self.report.plan.replicas} replicas" if self.report is not None else ""
         named = f"inputs {', '.join(self.inputs) or '-'}; outputs {', '.join(self.outputs) or '-'}"
@@ -46,7 +46,7 @@ class GraphItem(NotebookView, TrainingGraph):
         """Return a Session on the devices that the graph needs (graph mode).
 
         Args:
-            target: a server of the caller's own (grpc://host:port) whose cluster has the devices, as those of stages.
+            target: the address of the caller's server (grpc://host:port), whose cluster has the graph's devices.
         """
         from autograph_rewrite.runtime.engine.session import open_session
 
@@ -79,11 +79,11 @@ class GraphItem(NotebookView, TrainingGraph):
 
         Args:
             path: file or directory.
-            train_op: names of what one step runs; left out: what the file says, or what is found.
+            train_op: names of the ops that one step runs; default: those of the file, or found in the graph.
             outputs: names of tensors to report.
             init_op: name of the initialiser.
             batch_inputs: axis of the examples by input; None: an input has none.
-            signature: which one of a SavedModel.
+            signature: the signature to load from a SavedModel.
         """
         from autograph_rewrite.load import files
 
@@ -104,9 +104,9 @@ class GraphItem(NotebookView, TrainingGraph):
 
         Args:
             graph: tf.Graph, GraphDef, its bytes, or MetaGraphDef.
-            train_op: what one step runs; left out: found where there is one candidate.
+            train_op: the ops that one step runs; default: found, if there is one candidate.
             outputs: tensors to report.
-            init_op: the initialiser; left out: found.
+            init_op: the initialiser; default: found.
             batch_inputs: axis of the examples by input; None: an input has none.
         """
         from autograph_rewrite.load import graphs
@@ -121,8 +121,8 @@ class GraphItem(NotebookView, TrainingGraph):
         """Trace a tf.function, or a plain function that uses tf.Variables.
 
         Args:
-            function: what is traced.
-            *specs: `tf.TensorSpec`s or arrays, nested as its arguments are.
+            function: traced once.
+            *specs: `tf.TensorSpec`s or arrays, nested as the function's arguments are.
             batch_inputs: axis of the examples by input; None: an input has none.
             **named_specs: the same for keyword arguments.
         """

@@ -1,6 +1,6 @@
-"""What a notebook shows of an object: its first line, then tables; every text is escaped, so that names are inert.
+"""Show objects in a notebook: the first line of their text, then tables. All texts are escaped.
 
-A class derives from `NotebookView`: its `__str__` begins with a line that says the most, which is its `repr`, too.
+A class derives from `NotebookView`: the first line of its `__str__` sums it up, and is also its `repr`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MOST = 50
-"""Rows of a table; the others are counted."""
+"""The most rows of a table; the others are only counted."""
 
 
 class NotebookView:
-    """Something with a `repr` of one line, and with tables in a notebook."""
+    """An object with a `repr` of one line, and with tables in a notebook."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self).partition(chr(10))[0]}>"
@@ -24,12 +24,12 @@ class NotebookView:
         return f'<div class="autograph-rewrite">{head}{"".join(self._html_parts())}</div>'
 
     def _html_parts(self) -> Iterator[str]:
-        """Yield what stands below the first line."""
+        """Yield the parts below the first line."""
         yield text(str(self).partition("\n")[2])
 
 
 class Shown(str):
-    """A text that a notebook shows as it is written; everywhere else it is that text."""
+    """A `str` that a notebook shows as preformatted text, or as a picture if it is SVG."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class Shown(str):
 
 
 class ShownFile(type(Path())):  # type: ignore[misc]
-    """A page that a notebook shows in a frame, with a link to it."""
+    """The path of a page that a notebook shows in a frame, with a link to it."""
 
     def _repr_html_(self) -> str:
         address = html.escape(self.as_posix(), quote=True)
@@ -47,17 +47,12 @@ class ShownFile(type(Path())):  # type: ignore[misc]
 
 
 def text(plain: str) -> str:
-    """Return lines as they are."""
+    """Return preformatted text; "" for a blank one."""
     return f"<pre>{html.escape(plain)}</pre>" if plain.strip() else ""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; columns whose name starts with `#` hold numbers, and None is left empty.
-
-    Args:
-        columns: their headings.
-        rows: a cell for each column.
-    """
+    """Return a table; columns whose heading starts with `#` hold numbers, and the cell of None is empty."""
     found = list(rows)
     if not found:
         return ""

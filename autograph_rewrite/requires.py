@@ -1,7 +1,7 @@
-"""Version checks of TensorFlow, at its first import by this package.
+"""Import TensorFlow and check its version, at the first call that needs it.
 
-It is no install requirement (`tensorflow` and `tensorflow-cpu` are two names for the same files), so the
-first call that needs it is where its absence, or its age, must be explained.
+TensorFlow is no install requirement, because `tensorflow` and `tensorflow-cpu` are two names for the same files. So
+the first call that needs it has to explain that it is missing or too old.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from autograph_rewrite.errors import ClusterError
 
 OLDEST_TENSORFLOW = (2, 16)
 NEWEST_TENSORFLOW = (2, 21)
-"""The newest that was tested."""
+"""The newest tested version."""
 
 _INSTALL = "pip install 'autograph-rewrite[tensorflow]', or 'autograph-rewrite[cpu]' where there are no GPUs"
 
 
 @functools.cache
 def tensorflow() -> ModuleType:
-    """Import and return TensorFlow; warn of one that is newer than what was tested.
+    """Import and return TensorFlow; warn if it is newer than `NEWEST_TENSORFLOW`.
 
     Raises:
-        ClusterError: if TensorFlow is missing or too old.
+        ClusterError: TensorFlow is missing or too old.
     """
     try:
         module = importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
-            raise  # TensorFlow is there, one of its own requirements is not
+            raise  # TensorFlow is there, but one of its requirements is missing
         raise missing_tensorflow() from None
     check_tensorflow_version(getattr(module, "__version__", ""))
     return module
 
 
 def missing_tensorflow() -> ClusterError:
-    """Return the error that says how to install TensorFlow."""
+    """Return the error that tells the user how to install TensorFlow."""
     return ClusterError("TensorFlow is not installed in this Python environment", hint=_INSTALL)
 
 
 def check_tensorflow_version(version: str) -> None:
     """Refuse a TensorFlow older than `OLDEST_TENSORFLOW`; a release candidate counts as its release.
 
-    A newer one than `NEWEST_TENSORFLOW` is warned of: `verify` says whether a program is right with it.
+    Warn of one newer than `NEWEST_TENSORFLOW`: `verify` shows whether a program still computes the same with it.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     number = tuple(map(int, found.groups())) if found is not None else ()

@@ -1,7 +1,7 @@
-"""TensorFlow's private names: all that this package takes from below TensorFlow's public API, and nothing else.
+"""Give access to TensorFlow's private names; no other module of this package imports any.
 
-They are the same from TensorFlow 2.16 to 2.21. What there is a public way around is None, or empty, where it is not as
-expected.
+They are the same from TensorFlow 2.16 to 2.21. Where callers have a public alternative, a function returns None, or
+something empty, if a private name is not as expected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _REGISTRY = "tensorflow.python.framework.op_def_registry"
 
 
 def context() -> Any:
-    """Return the eager context, the only place where a server for collectives can be had."""
+    """Return the eager context; only it can start the server for collectives."""
     tensorflow()
     from tensorflow.python.eager import context
 
@@ -24,12 +24,12 @@ def context() -> Any:
 
 
 def has_started() -> bool:
-    """Return whether TensorFlow's runtime has started: devices and servers can no longer be chosen."""
+    """Return whether TensorFlow's runtime has started, so that devices and servers are fixed."""
     return context()._context_handle is not None
 
 
 def collective_server() -> Any:
-    """Return what the server for collectives was started from, None where there is none."""
+    """Return the ServerDef of the running server for collectives, None if none runs."""
     return getattr(context(), "_collective_ops_server_def", None)
 
 
@@ -42,7 +42,7 @@ def global_seed() -> int | None:
 
 
 def cancellation_manager() -> Any:
-    """Return a new cancellation manager, None where TensorFlow has none."""
+    """Return a new cancellation manager, None if this TensorFlow has no such class."""
     try:
         from tensorflow.python.eager import cancellation
 
@@ -52,7 +52,7 @@ def cancellation_manager() -> Any:
 
 
 def executor() -> tuple[Any, Any] | None:
-    """Return the modules `context` and `execute`, which run functions by name; None where they are not as expected."""
+    """Return the modules `context` and `execute`, which run functions by name; None if they are not as expected."""
     try:
         from tensorflow.python.eager import context, execute
     except ImportError:
@@ -65,7 +65,7 @@ def executor() -> tuple[Any, Any] | None:
 
 @functools.cache
 def resource_variables() -> tuple[type, ...]:
-    """Return the classes of which `tf.Variable` makes its objects, outside of a function and in one."""
+    """Return the classes of the objects that `tf.Variable` makes, outside of a function and in one."""
     try:
         from tensorflow.python.eager.polymorphic_function.polymorphic_function import UnliftedInitializerVariable
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
@@ -76,7 +76,7 @@ def resource_variables() -> tuple[type, ...]:
 
 @functools.cache
 def graphs_and_functions() -> tuple[type | tuple[()], type | tuple[()]]:
-    """Return the classes of graphs of functions, and of functions; of none where they are not as expected."""
+    """Return FuncGraph and ConcreteFunction; empty tuples if they are not as expected."""
     try:
         from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
         from tensorflow.python.framework.func_graph import FuncGraph
@@ -91,7 +91,7 @@ def is_imported() -> bool:
 
 
 def registered_op(name: str) -> Any:
-    """Return the OpDef of an op, if TensorFlow was imported and knows it: this imports nothing."""
+    """Return the OpDef of an op, if TensorFlow is already imported and knows the op."""
     registry = sys.modules.get(_REGISTRY)
     return registry.get(name) if registry is not None else None
 

@@ -1,6 +1,6 @@
-"""TrainingGraph: a graph with its training signature (inputs, outputs, targets, variables).
+"""Define TrainingGraph: a graph with its training signature (inputs, outputs, targets, variables).
 
-It is a value: rewriting makes a new one and never changes the old one. `item.GraphItem` adds what users call.
+It is a value: rewriting makes a new one and never changes the old one. `item.GraphItem` adds the methods for users.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class Shards:
     """The pieces in which a rewritten graph holds a variable.
 
     Attributes:
-        axis: along which they are joined.
-        sizes: of the pieces along it.
-        handles: names of the nodes that give their handles, in order; those of pieces of pieces, where there are some.
-        devices: where they live, in order, of one replica after another where each has its own; empty where every
-            replica's device, or the first, has all of them.
-        within: how each piece is cut again, None where it is not; empty: none is.
-        elsewhere: the numbers of the pieces of other workers, each of which writes its own.
-        copies: the handles that each replica has, where the pieces are the instances of one node.
+        axis: the axis along which the pieces are joined.
+        sizes: of the pieces along `axis`.
+        handles: names of the nodes that give the pieces' handles, in order; for a piece that is cut again, those of its
+            pieces.
+        devices: where the pieces live, in order; if each replica has a copy, one replica after another. Empty if every
+            replica's device, or the first one, has all pieces.
+        within: how each piece is cut again, None for a piece that is not; empty if no piece is.
+        elsewhere: the numbers of the pieces that other workers hold and write.
+        copies: the handles of each replica, where the pieces are the instances of one node.
     """
 
     axis: int
@@ -65,14 +66,14 @@ class Shards:
 
     @property
     def count(self) -> int:
-        """How many pieces there are, with those of pieces."""
+        """How many pieces there are; a piece that is cut again counts as its pieces."""
         return sum(1 if one is None else one.count for one in self.within or (None,) * len(self.sizes))
 
     def cut(self, value: T, split: Callable[[T, tuple[int, ...], int], Sequence[T]]) -> list[T]:
-        """Return the pieces of a value.
+        """Cut a value into pieces, in the order of the handles.
 
         Args:
-            split: cuts a value into sizes along an axis.
+            split: called with a value, the sizes and the axis.
         """
         found: list[T] = []
         parts = split(value, self.sizes, self.axis)
@@ -81,11 +82,11 @@ class Shards:
         return found
 
     def join(self, pieces: Sequence[T], concat: Callable[[list[T], int], T]) -> T:
-        """Return the whole of its pieces.
+        """Join pieces to the whole value.
 
         Args:
             pieces: in the order of the handles.
-            concat: joins values along an axis.
+            concat: called with values and the axis.
         """
         parts, rest = [], list(pieces)
         for one in self.within or (None,) * len(self.sizes):
@@ -94,11 +95,11 @@ class Shards:
         return concat(parts, self.axis)
 
     def places(self, copy: int, device: str) -> tuple[str, ...]:
-        """Return where the pieces of a copy live.
+        """Return the device of each piece of one copy of the variable.
 
         Args:
-            copy: its number; where `devices` has no more than one copy's, all have theirs there.
-            device: of a copy that has all of its pieces in one place.
+            copy: its number; if `devices` lists one copy only, all copies are on those devices.
+            device: of a copy whose pieces are all in one place (`devices` is empty).
         """
         count = self.count
         if not self.devices:
@@ -115,13 +116,13 @@ class Variable:
         handle: name of the node that gives its handle (VarHandleOp, or the placeholder of a captured variable).
         dtype: TensorFlow's name of the element type.
         shape: static shape, None when unknown.
-        trainable: whether it is trained; None when nothing says so.
+        trainable: whether it is trained; None if the graph does not say.
         initializer: the op that assigns its initial value; None for a captured variable.
         captured: it lives outside the graph, as a tf.Variable of the user.
-        shards: the pieces that the graph has instead of it, None where it is whole.
-        aliases: of what was a legacy reference variable, the nodes that handed out its buffer instead of a value.
-        synchronization: what `tf.Variable(synchronization=...)` declares, in lower case; "" where nothing does.
-        aggregation: what `tf.Variable(aggregation=...)` declares, likewise.
+        shards: the pieces that the graph has instead of it, None if it is whole.
+        aliases: of a former reference variable, the nodes that gave out its buffer instead of a value.
+        synchronization: the argument of `tf.Variable(synchronization=...)`, in lower case; "" without one.
+        aggregation: the argument of `tf.Variable(aggregation=...)`, likewise.
     """
 
     name: str
@@ -138,24 +139,24 @@ class Variable:
 
     @property
     def nbytes(self) -> int:
-        """Its size; an unknown dimension counts as 1, and a type without a fixed size as 0 bytes."""
+        """Its size; an unknown dimension counts as 1, and an element of a type without a fixed size as 0 bytes."""
         return dtypes.least_bytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedGraph:
-    """The bytes of a GraphDef, which are decoded once, when somebody asks for the graph."""
+    """The bytes of a GraphDef, decoded once, at the first use of `graph`."""
 
     data: bytes = field(repr=False)
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph."""
+        """The decoded graph."""
         return serde.from_bytes(self.data)
 
     @property
     def is_decoded(self) -> bool:
-        """Whether somebody has asked for the graph."""
+        """Whether the graph has been decoded."""
         return "graph" in vars(self)
 
 
@@ -163,23 +164,25 @@ class EncodedGraph:
 class TrainingGraph:
     """A graph with its training signature. Its graph and its mappings are read-only, too.
 
-    `dataclasses.replace` makes a copy with other fields. Copies share their source, so that no graph is decoded twice.
+    `dataclasses.replace` makes a copy with other fields. Copies share their source, so a graph is decoded only once.
 
     Attributes:
-        source: the graph, or the bytes of one.
+        source: the graph, or its bytes.
         inputs: by public name.
         outputs: by public name.
         targets: nodes that one step runs for their effect (the train op; the control outputs of a function).
         init_op: the node that initialises everything, if the graph has one.
         variables: by public name.
         keep: nodes that survive a rewrite although no step runs them (saver, table initialisers).
-        report: what rewriting did; None for an original.
-        binding: what a runtime needs in addition to the graph (captured tf.Variables...); never saved.
-        layout: where the values of the folded graph went; None for an original.
-        state: variables that rewriting added, by name; each replica has its own (the residuals of compressors).
-        notes: what loading has to say: node, op and text; a rewrite puts them into its report.
-        stated_placements: what a text or an archive states of values, by their names; None: what the layout says.
-        plan_bytes: the encoded plan of the rewrite, as an archive has it; None where the report has it, or nobody.
+        report: the report of the rewrite; None for an original.
+        binding: objects that a runtime needs in addition to the graph (captured tf.Variables...); never saved.
+        layout: where the expanded graph has the values of the folded graph; None for an original.
+        state: variables that the rewrite added, one per replica, by name (the residuals of compressors).
+        notes: notes of the loader: node, op and text; a rewrite puts them into its report.
+        stated_placements: placements of values that a text or an archive states, by value name; None: those of
+            `layout`.
+        plan_bytes: the encoded plan of the rewrite, read from an archive; None if the report has the plan, or there is
+            no plan.
     """
 
     source: Graph | EncodedGraph
@@ -199,9 +202,9 @@ class TrainingGraph:
 
     @property
     def placements(self) -> Annotations:
-        """How values are spread over the replicas, by their names: those of a rewrite, or what a file states.
+        """Placements of values by their names: those of a rewrite, or those that a file states.
 
-        A name that the graph lacks says nothing.
+        They may include names that the graph lacks.
         """
         if self.stated_placements is None:
             return {} if self.layout is None else self.layout.placements
@@ -218,7 +221,7 @@ class TrainingGraph:
         return self.source.data if isinstance(self.source, EncodedGraph) else serde.to_bytes(self.source)
 
     @property
-    def graph_def(self) -> Any:  # TensorFlow's class is only known at run time
+    def graph_def(self) -> Any:  # the class is not known without importing TensorFlow
         """The graph as TensorFlow's GraphDef (this imports TensorFlow)."""
         graph = tensorflow().compat.v1.GraphDef.FromString(self.graph_bytes)
         drop_newer_attrs(graph)
@@ -226,7 +229,7 @@ class TrainingGraph:
 
 
 class RewrittenTrace(NamedTuple):
-    """One trace of something distributed: the graph that was traced, and what it became."""
+    """One trace of a distributed function or model: the traced graph and its rewrite."""
 
     original: TrainingGraph
     rewritten: TrainingGraph

@@ -1,6 +1,6 @@
-"""What is asked about a rewrite: explain, verify, bisect, reduce, report, simulate.
+"""The public functions that show and check a rewrite: explain, verify, bisect, reduce, report, simulate.
 
-Each takes an item, and what `distribute` takes or has returned:
+Each takes an item, a target of `distribute`, or the result of `distribute`:
 
     ar.verify(item, "fsdp")      ar.verify(model, "fsdp", specs=(x, y))      ar.verify(step)  # distributed, has run
 """
@@ -41,17 +41,17 @@ Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
 def explain(
     new: Any, config: ConfigLike | Plan | None = None, *, batch: int | None = None, specs: Sequence[Any] = ()
 ) -> Shown:
-    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
+    """Explain a rewrite in sentences: what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
-        new: a rewritten item, or a distributed function or Keras model that has run: of each of its traces. With a
-            configuration also what is still to be rewritten, as for `verify`.
-        config: what to rewrite it by.
+        new: a rewritten item, or a distributed function or Keras model that has run, all of whose traces are explained.
+            With `config`, it may also be an original, as for `verify`.
+        config: the configuration or plan by which an original is rewritten.
         batch: examples of all devices together, where the graph leaves that open.
         specs: as for `verify`.
 
     Raises:
-        GraphError: nothing was rewritten.
+        GraphError: `new` was not rewritten.
     """
     from autograph_rewrite.inspect.explain import explain as run
 
@@ -67,13 +67,13 @@ def explain(
 
 
 def where_time_goes(item: TrainingGraph, plan: Plan, given: Config | Plan | None, batch: int | None = None) -> str:
-    """Return what the predicted step takes, and for which layers; why not, where it cannot be predicted.
+    """Return text on the time and memory of the predicted step, by layer, or on why it cannot be predicted.
 
     Args:
         item: the original.
-        plan: what it is rewritten by.
-        given: what the plan was made of; a configuration says how fast the network is, and what else is possible.
-        batch: examples of a step; None: those of the graph, or 64.
+        plan: the plan by which it is rewritten.
+        given: the source of the plan; a configuration gives the speed of the network and the alternatives.
+        batch: examples of a step; None: those of the graph, else 32 for each replica.
     """
     from autograph_rewrite.cost.levers import levers
     from autograph_rewrite.inspect.explain import where_time_goes as run
@@ -101,23 +101,23 @@ def verify(
     """Train the rewritten item and the original on the same feeds from the same values, and compare.
 
     Args:
-        item: the original; a distributed function or Keras model that has run: its first trace, from the values that
-            its variables have now; or, with `specs`, what `distribute` takes.
-        config: file, dict, `Config`, plan or name of a shipped configuration to rewrite it by; none: what something
-            distributed runs by, else what `run --config` or `launch --config` gave.
+        item: the original; or a distributed function or Keras model that has run, whose first trace is compared,
+            starting from the present values of its variables; or, with `specs`, a target of `distribute`.
+        config: file, dict, `Config`, plan or name of a shipped configuration to rewrite it by; default: the plan of a
+            distributed function or model, else the configuration of `run --config` or `launch --config`.
         steps: how many to train.
-        feeds: left out: random ones.
+        feeds: default: random ones.
         rtol: allowed error, relative to the largest value of each tensor.
-        atol: allowed error of tensors that are all but zero; left out: it follows from `rtol`.
+        atol: allowed error of tensors that are nearly zero; default: it follows from `rtol`.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds; left out: an odd prime, so that replicas get uneven parts.
+        batch: examples per step of random feeds; default: an odd prime, so that replicas get uneven blocks.
         specs: `tf.TensorSpec`s or arrays that a function or a compiled Keras model is traced for.
 
     Returns:
         The report; a mismatch is `ok == False`, no exception.
 
     Raises:
-        RewriteError: it cannot be rewritten, or the original cannot be trained on these feeds.
+        RewriteError: the item cannot be rewritten, or the original cannot be trained on these feeds.
     """
     from autograph_rewrite.check.verify import verify as run
 
@@ -142,18 +142,18 @@ def bisect(
 
     Args:
         item: as for `verify`, as are all others but `observers`.
-        config: what to rewrite it by.
+        config: the configuration or plan to rewrite it by.
         steps: how many to train.
-        feeds: left out: random ones.
+        feeds: default: random ones.
         rtol: allowed error.
-        atol: allowed error of tensors that are all but zero.
+        atol: allowed error of tensors that are nearly zero.
         seed: of random feeds.
         batch: examples per step of random feeds.
-        specs: what a function or a model is traced for.
+        specs: the specs for which a function or a model is traced.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
-        What was found: `ok` where nothing fails.
+        The result; `ok` if nothing fails.
 
     Raises:
         RewriteError: as for `verify`.
@@ -175,11 +175,11 @@ def reduce(
     specs: Sequence[Any] = (),
     observers: Sequence[Observer] = (),
 ) -> Reduction[GraphItem]:
-    """Return a graph as small as can be found whose rewrite still fails as that of an item does, on random feeds.
+    """Return a small graph whose rewrite fails in the same way as an item's, on random feeds.
 
     Args:
         item: as for `verify`.
-        config: as for `rewrite`; a plan is of one graph only, so none is taken.
+        config: as for `rewrite`, but no plan, because a plan fits one graph only.
         steps: how many to train.
         seed: of random feeds.
         batch: examples per step.
@@ -188,7 +188,7 @@ def reduce(
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
-        The graph as `item`; `kind` says how its rewrite fails, empty where it does not.
+        The graph as `item`; `kind` says how its rewrite fails, and is empty if it does not.
 
     Raises:
         ConfigError: a plan is given.
@@ -214,20 +214,20 @@ def simulate(
     machine: Machine | None = None,
     specs: Sequence[Any] = (),
 ) -> Simulation:
-    """Predict one step.
+    """Predict the time, memory and traffic of one step.
 
     Args:
         item: a training graph, which is not changed; or as for `verify`.
-        plan: a request or a resolved plan for it, or a configuration; left out: as for `verify`.
-        cluster: what says how fast the network is: a configuration, its `cluster` or `network` section; left out, the
-            configuration that is given as `plan`.
-        batch: examples of all replicas together; left out, what the graph says, else 32 for each replica.
-        machine: how fast its devices are; left out, round figures. `calibrate()` measures this one.
+        plan: a request or a resolved plan for it, or a configuration; default: as for `verify`.
+        cluster: the speed of the network, as a configuration or its `cluster` or `network` section; default: that of
+            the configuration given as `plan`.
+        batch: examples of all replicas together; default: the size in the graph, else 32 for each replica.
+        machine: the speed of the devices; default: round figures. `calibrate()` measures this machine.
         specs: as for `verify`.
 
     Raises:
         GraphError: the graph has no batch input, or it has been distributed already.
-        PlanError: the plan is not one for this graph.
+        PlanError: the plan does not fit this graph.
         ConfigError: the configuration is wrong.
     """
     original, given = _compared(item, plan, specs)
@@ -242,7 +242,7 @@ def simulated_step(
     batch: int | None = None,
     machine: Machine | None = None,
 ) -> SimulatedStep:
-    """Predict one step, as `simulate`, and return it with its analysis."""
+    """Predict one step as `simulate` does, and return it with its analysis."""
     from autograph_rewrite.cost.simulate import simulate as run
 
     if isinstance(given, Plan):
@@ -252,10 +252,10 @@ def simulated_step(
 
 
 def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
-    """Return a plan, or the request of the builder that a configuration names, whether or not that can be carried out.
+    """Return a given plan, or the request that a configuration's builder makes, even if it cannot be carried out.
 
     Raises:
-        ConfigError: it does not fit the item.
+        ConfigError: the configuration does not fit the item.
     """
     from autograph_rewrite.strategies import named_builder
 
@@ -277,25 +277,25 @@ def report(
     title: str = "",
     specs: Sequence[Any] = (),
 ) -> Path:
-    """Write one offline HTML file that shows a graph, what each pass made of it, and what a step costs.
+    """Write one offline HTML file that shows a graph after each pass, and the cost of a step.
 
     Args:
         target: as for `verify`; or a rewritten item.
         out: the file.
-        config: what to rewrite a training graph by; left out, it is shown as it is.
+        config: the configuration or plan to rewrite a training graph by; without it, only the graph itself is shown.
         batch: examples of all devices together, where the graph leaves that open.
-        task: of several processes, the one whose graph is shown; left out, all of them.
-        measured: what `profile` returned, or the file that it was saved in.
-        verify: train some steps of the graph and of its rewrite, and write into the page whether they agree.
-        title: of the page; left out, the name of the file.
+        task: the process of the job whose graph is shown; default: all of them.
+        measured: the result of `profile`, or the file in which it was saved.
+        verify: train some steps of the graph and of its rewrite, and report in the page whether they agree.
+        title: of the page; default: the name of the file.
         specs: as for `verify`.
 
     Returns:
         The path of the file.
 
     Raises:
-        RewriteError: the graph cannot be rewritten so, or has been already, or there is nothing to verify; nothing is
-            written then.
+        RewriteError: the graph cannot be rewritten so, or already has been, or there is nothing to verify; then no file
+            is written.
     """
     from autograph_rewrite.inspect.pass_states import GraphStates
     from autograph_rewrite.inspect.profile import Profile
@@ -335,21 +335,21 @@ def report(
 
 
 def _verified(original: TrainingGraph, given: Config | Plan, batch: int | None) -> dict[str, Any]:
-    """Return what `verify` says of a rewrite, as data and as text."""
+    """Return the report of `verify` as data, with its text."""
     stage("verifying the rewrite")
     found = verify(original, given, batch=batch)
     return {**found.data(), "text": str(found)}
 
 
 def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any]) -> tuple[TrainingGraph, Config | Plan]:
-    """Return an original, and what it is rewritten by."""
+    """Return an original, and the configuration or plan by which it is rewritten."""
     trace = _traces(item, specs)[0]
     has_run = trace.original is not trace.rewritten
     return trace.original, trace.rewritten.report.plan if config is None and has_run else chosen(config)
 
 
 def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
-    """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
+    """Return the traces of a result of `distribute`; of an item or a target of `distribute`, the original as both."""
     if not isinstance(target, TrainingGraph):
         from autograph_rewrite.load.keras_library import is_model
         from autograph_rewrite.runtime.distribute import traces_of

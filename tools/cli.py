@@ -1,12 +1,12 @@
-"""The command line: finds the verb's module, and turns errors into messages and exit codes.
+"""Run the command line: find the verb's module, and turn errors into messages and exit codes.
 
 A verb is a module `tools/verbs/<name>.py` with two functions:
 
-    add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
-    run(args) -> int         do it; return 0 (good) or 1 (the check failed)
+    add_arguments(parser)    declare its options on an argparse parser, which already has `--json`
+    run(args) -> int         run it; return 0 (good) or 1 (the check failed)
 
-Only the verb that was asked for is imported, so `--help` and verbs that merely read protobufs never start
-TensorFlow. What a verb raises ends here: a `RewriteError` or an unreadable file is exit code 2 and a message.
+Only the requested verb is imported, so `--help` and verbs that merely read protobufs never start TensorFlow. Errors of
+verbs are handled here: a `RewriteError` or an unreadable file becomes exit code 2 and a message.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VERBS = {
     "completion": "print the script that lets bash, zsh or fish complete command lines",
 }
 
-# What a script prints is its own affair: where nobody reads it, it fails as under `python`.
+# Output of scripts is not intercepted: a closed pipe fails as under `python`.
 SCRIPTS = ("run", "launch", "profile")
 GROUPS = {
     "look at a graph": ("inspect", "dump", "diff"),
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stay_out()
     try:
         return _run(parse(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:  # it may well come while a verb is imported
+    except KeyboardInterrupt:  # it may come while a verb is imported
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
@@ -113,9 +113,9 @@ def _run(args: argparse.Namespace) -> int:
 def _outcome(args: argparse.Namespace) -> int:
     try:
         code: int = load_verb(args.verb).run(args)
-        sys.stdout.flush()  # a full disk must be met here, not at interpreter exit
+        sys.stdout.flush()  # a full disk must fail here, not at interpreter exit
         return code
-    except BrokenPipeError:  # Python would write the same pipe again at exit: what it still holds goes nowhere
+    except BrokenPipeError:  # Python would write to the pipe again at exit, so drop the buffered rest
         drop_the_rest(sys.stdout)
         return FAILED
     except Exception as error:
@@ -123,7 +123,7 @@ def _outcome(args: argparse.Namespace) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; only the verb that stands in it is loaded."""
+    """Parse a command line; only its verb is loaded."""
     verbs = available_verbs()
     parser = Parser(
         prog="autograph-rewrite",
@@ -158,7 +158,7 @@ def _declare(verb: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _listed(verbs: Sequence[str]) -> str:
-    """Return verbs by what they are for, with an example each, in lines of at most 80 letters."""
+    """Return the verbs by group, with an example each, in lines of at most 80 letters."""
     lines = []
     for title, group in GROUPS.items():
         lines.append(f"{title}:")
@@ -208,13 +208,13 @@ def describe(error: RewriteError | OSError) -> dict[str, str | None]:
     return {"type": kind, "problem": error.problem, **where, "hint": error.hint}
 
 
-# Errors that nobody foresaw: where TensorFlow does not take the graph either, the graph is to blame.
+# Unexpected errors: if TensorFlow cannot import the graph either, the graph is the cause.
 #
 # KeyError in a pass ──► tf.import_graph_def(graph) fails ──► GraphError: TensorFlow cannot load this graph
 
 
 def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
-    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does."""
+    """Return an error; replace an unexpected one by TensorFlow's error, if TensorFlow cannot import the graph."""
     if (
         isinstance(error, (RewriteError, OSError, ModuleNotFoundError))
         or not {"graph", "train_op"} <= vars(args).keys()
@@ -231,7 +231,7 @@ def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
     try:
         with tf.Graph().as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
-    except Exception as refusal:  # it raises several types, all for the same reason
+    except Exception as refusal:  # TensorFlow raises several types, all for malformed graphs
         said = next(iter(str(refusal).splitlines()), "")
         refused = GraphError(f"TensorFlow cannot load this graph: {said}", where=str(args.graph))
         refused.__cause__ = error
@@ -239,36 +239,36 @@ def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
     return error
 
 
-# Mistyped words of a command line: a verb or an option that is not known names the one that was meant.
+# Mistyped words of a command line: the message for an unknown verb or option suggests the closest known one.
 #
 # autograph-rewrite verfy g.pb            there is no verb 'verfy': did you mean 'verify'?
 # autograph-rewrite plan g.pb --confg C   there is no option '--confg': did you mean '--config'?
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints show the control characters of what was typed, or came from a list of files."""
+    """A parser that escapes control characters in its error messages, which repeat words of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end the program."""
+        """Print an error, and end the program."""
         super().error(escaped(message))
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return what a parser knows of a line, options and positional arguments."""
-    return parser._actions  # argparse has no other way to ask
+    """Return the options and positional arguments of a parser."""
+    return parser._actions  # argparse has no public access to them
 
 
 def require_known_verb(parser: argparse.ArgumentParser, argv: Sequence[str], verbs: Sequence[str]) -> None:
-    """End the program where the first word is neither a verb nor an option."""
+    """End the program if the first word is neither a verb nor an option."""
     if argv and not argv[0].startswith("-") and argv[0] not in verbs:
         parser.error(f"there is no verb '{argv[0]}': {_closest(argv[0], verbs, 'verbs')}")
 
 
 def require_known_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """End the program where a word looks like a long option and none begins so.
+    """End the program if a word looks like a long option and is no prefix of one.
 
     Args:
-        words: what follows it. A script's own arguments are its own.
+        words: those after the verb; the arguments of a script are not checked.
     """
     by_name = {name: action for action in options_of(parser) for name in action.option_strings}
     takes_rest = any(action.nargs == argparse.REMAINDER for action in options_of(parser))
@@ -279,13 +279,13 @@ def require_known_options(parser: argparse.ArgumentParser, words: Sequence[str])
 
 
 def _closest(word: str, known: Sequence[str], noun: str) -> str:
-    from autograph_rewrite.diagnostics.faults import did_you_mean  # it takes as long as all of --help
+    from autograph_rewrite.diagnostics.faults import did_you_mean  # importing it takes as long as all of --help
 
     return did_you_mean(word, known, noun=noun)
 
 
 def _long_options(by_name: dict[str, argparse.Action], words: Sequence[str], *, takes_rest: bool) -> Iterator[str]:
-    """Yield the long options among words, without what they are given."""
+    """Yield the long options among words, without their values."""
     rest = iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")

@@ -1,6 +1,6 @@
-"""Arguments that the verbs share: how a graph is named, how results are printed and written.
+"""Declare and read the arguments that verbs share, and print and write their results.
 
-What reads graphs is imported when it is called: `--help` of a verb is to take no longer than its text.
+Modules that read graphs are imported where they are called, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SCRIPT = re.compile(r".+\.py(:\w+)?")
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 _DIGITS = 15
-"""Of a number on the command line: what has more is no size of anything."""
+"""The most digits of a number on the command line."""
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
 GRAPH_HELP = (
@@ -36,13 +36,13 @@ GRAPH_HELP = (
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
-    """Declare the graph and what a raw GraphDef does not say about itself."""
+    """Declare the graph, and the names that a raw GraphDef lacks."""
     parser.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
     add_names(parser)
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:
-    """Declare what a raw GraphDef does not say about itself."""
+    """Declare the names that a raw GraphDef lacks."""
     group = parser.add_argument_group("names, where the file does not tell them")
     group.add_argument(
         "--train-op", metavar="NODE", action="append", help="a node that one training step runs; may be repeated"
@@ -76,7 +76,7 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
     """Read the graph that the arguments name.
 
     Raises:
-        GraphError: there is none, it is corrupt, or it lacks a name that was given.
+        GraphError: the graph does not exist, is corrupt, or lacks a given name.
     """
     given = args.graph if path is None else path
     stage("reading %s", given)
@@ -125,10 +125,10 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
-    """Declare what a rewrite is compared with the original on.
+    """Declare the options of verbs that compare a rewrite with its original.
 
     Args:
-        steps: how many are trained where nobody says.
+        steps: the default number of training steps.
     """
     text = f"training steps (default {steps})"
     parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=steps, help=text)
@@ -138,16 +138,16 @@ def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
 
 
 def comparison(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_comparison` has declared, as keywords of `verify`, `bisect` and `reduce`."""
+    """Return the options of `add_comparison` as keywords of `verify`, `bisect` and `reduce`."""
     return {name: getattr(args, name) for name in ("steps", "seed", "rtol", "batch")}
 
 
 def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
-    """Return the command of another comparing verb on the same."""
+    """Return the command of another comparing verb with the same options."""
     given = {name: getattr(args, name, None) for name in ("config", "plan", "steps", "seed", "rtol", "batch")}
     line = ["autograph-rewrite", verb, graph]
     line += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    if graph == args.graph:  # of a file that tells less than was given
+    if graph == args.graph:  # the file may lack the names that were given; a reduced graph has them
         names = {"--init-op": [args.init_op], "--train-op": args.train_op, "--output": args.output}
         names |= {"--batch-input": [f"{name}={axis}" for name, axis in args.batch_input or ()]}
         names |= {"--signature": [args.signature]}
@@ -156,7 +156,7 @@ def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
 
 
 def number_of(what: str) -> Callable[[str], int]:
-    """Return a function that reads how many of something there are: at least one."""
+    """Return a function that reads a positive number of `what`."""
 
     def read(text: str) -> int:
         if not text.isdigit() or len(text) > _DIGITS or not int(text):
@@ -167,7 +167,7 @@ def number_of(what: str) -> Callable[[str], int]:
 
 
 def account_data(account: Account) -> dict[str, Any]:
-    """Return as plain data what every account of a rewrite tells; what made work whole, the most expensive first."""
+    """Return the plain data of an account that verbs share; ops that made work whole, the most expensive first."""
     covered = account.covered
     return {
         "replicas": account.plan.replicas,
@@ -186,10 +186,10 @@ def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar
     """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
 
     Args:
-        load_custom_ops: whether to run the files of custom ops now: a graph that has some is read after that.
+        load_custom_ops: run the files of custom ops now, before a graph with such ops is read.
 
     Raises:
-        ConfigError: the configuration is wrong, or the code that it names is not there.
+        ConfigError: the configuration is wrong, or a file that it names does not exist.
     """
     from autograph_rewrite.config.user_code import allow_code, named_files
 
@@ -204,7 +204,7 @@ def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar
 
 
 def config_or_plan(args: argparse.Namespace) -> ar.Config | ar.Plan:
-    """Return what `--config` or `--plan` names.
+    """Return the configuration or plan of `--config` or `--plan`.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -229,22 +229,22 @@ def print_json(data: Any) -> None:
 
 
 class Printable(Protocol):
-    """What a verb has found: as text, and as data."""
+    """A result of a verb, as text and as data."""
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
 
 
 class Verdict(Printable, Protocol):
-    """What a comparison has found, and whether all is well."""
+    """The result of a comparison."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether both graphs agree."""
 
 
 def print_found(found: Printable, args: argparse.Namespace) -> None:
-    """Print what was found, as text or as `--json` has it."""
+    """Print a result, as text or, with `--json`, as JSON."""
     if args.json:
         print_json(found.data())
     else:
@@ -252,18 +252,18 @@ def print_found(found: Printable, args: argparse.Namespace) -> None:
 
 
 def print_verdict(found: Verdict, args: argparse.Namespace) -> int:
-    """Print what a comparison has found, and return the exit code that says so."""
+    """Print the result of a comparison, and return the exit code."""
     print_found(found, args)
     return 0 if found.ok else 1
 
 
 @contextmanager
 def replacing(path: str, form: str) -> Iterator[Path]:
-    """Give a temporary path beside `path`, which takes its place when the block ends well, and vanishes otherwise.
+    """Yield a temporary path, which replaces `path` if the block ends without an error.
 
     Args:
         path: of the file; - for standard output.
-        form: suffix of the form that goes to standard output.
+        form: suffix of the form for standard output.
 
     Raises:
         GraphError: the folder does not exist or cannot be written to.
@@ -292,21 +292,21 @@ def emit(text: str, out: str | None) -> None:
 
 
 def check_form(out: str, forms: Sequence[str], what: str) -> None:
-    """Refuse a file name that does not say which form the file has.
+    """Refuse a file name whose suffix is not that of a known form.
 
     Args:
-        out: path of the file; - for standard output, which has the usual one.
+        out: path of the file; - for standard output, which has the default form.
         forms: suffixes, such as ".yaml".
 
     Raises:
-        GraphError: it does not.
+        GraphError: the suffix is unknown.
     """
     if out != STANDARD and Path(out).suffix.lower() not in forms:
         raise GraphError(f"'{out}' does not say which form the {what} has", hint=f"name it {' or '.join(forms)}")
 
 
 def write_item(item: ar.GraphItem, path: Path) -> None:
-    """Write a graph in the form that its file name says: .pb, .pbtxt, or else the package's own.
+    """Write a graph in the form of its suffix: .pb, .pbtxt, or else .ar.
 
     Raises:
         GraphError: it cannot be written.

@@ -1,10 +1,10 @@
-r"""Output streams of the command line: they survive who reads them, and never command the terminal.
+r"""Wrap the output streams of the command line: they survive a closed pipe, and escape control characters.
 
-    rewrite GRAPH -o OUT --print-changed | head      OUT is written all the same, and the exit code is the verb's own
+    rewrite GRAPH -o OUT --print-changed | head      OUT is still written, and the exit code is that of the verb
     dump GRAPH                                       a node called ESC[2J is printed as \x1b[2J
 
-Names come from files of strangers. Verbs print plain text, so every control character is one of a name; colours are
-put on behind that.
+Names in graphs may be hostile. Verbs print plain text, so every control character comes from a name; colours are added
+after escaping.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""C0 and C1 controls: the terminal's commands begin with them (ECMA-48); and marks that change the order of letters."""
+"""C0 and C1 controls, with which terminal commands begin (ECMA-48), and marks that change the order of letters."""
 
 
 @contextmanager
 def patient_output(before_writing: Callable[[], None] | None = None) -> Iterator[None]:
-    """Give standard output and standard error that take, and drop, what nobody reads any more, for a while.
+    """Make standard output and standard error drop text without errors once their readers have closed them.
 
     Args:
-        before_writing: is called before each text; a line of progress goes then.
+        before_writing: called before each text, to remove the line of progress.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_patient(stream, before_writing) for stream in before)
@@ -35,12 +35,12 @@ def patient_output(before_writing: Callable[[], None] | None = None) -> Iterator
     finally:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()  # a closed pipe must be met here, not at interpreter exit
+                stream.flush()  # a closed pipe must fail here, not at interpreter exit
         sys.stdout, sys.stderr = before
 
 
 def drop_the_rest(stream: Any) -> None:
-    """Let a stream whose reader has gone, and what it still holds, go nowhere."""
+    """Redirect a stream without a reader, with its buffered text, to the null device."""
     with suppress(OSError, ValueError):  # without a descriptor there is nothing to redirect
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -48,12 +48,12 @@ def drop_the_rest(stream: Any) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text with its control characters as escape sequences of Python; lines and tabs stay."""
+    """Return a text with its control characters as Python escape sequences; newlines and tabs stay."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class _Patient:
-    """A text stream that goes nowhere once its reader has gone; everything else is the stream's own."""
+    """A text stream that drops text once its reader has closed it; other attributes are those of the stream."""
 
     def __init__(self, stream: TextIO, before_writing: Callable[[], None] | None) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class _Patient:
             return len(text)
 
     def flush(self) -> None:
-        """Hand on what is buffered, or drop it."""
+        """Write the buffered text, or drop it."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -88,16 +88,16 @@ class _Patient:
 
 
 def _patient(stream: TextIO, before_writing: Callable[[], None] | None) -> TextIO:
-    """Return a patient stream; None, which is what Python has for a closed one, takes everything already."""
+    """Return a patient stream; return None (a closed stream), to which `print` writes nothing, unchanged."""
     return cast(TextIO, _Patient(stream, before_writing)) if stream is not None else stream
 
 
-# Colours of a terminal: put on finished lines of plain text, by how they begin, so that verbs know nothing of them.
+# Colours of a terminal are added to finished lines of plain text, by how they begin, so verbs need not know about them.
 #
 #     MISMATCH: 3 of 45 values differ ...     red        + %add = AddN(...)    green
 #     ok: 45 values agree ...                 green      note: ...             dim
 #
-# None where the stream is no terminal, where NO_COLOR is set (https://no-color.org), or TERM is dumb.
+# There are none if the stream is no terminal, NO_COLOR is set (https://no-color.org), or TERM is dumb.
 
 
 _RED, _GREEN, _YELLOW, _BOLD, _DIM = "31", "32", "33", "1", "2"
@@ -114,11 +114,11 @@ _RULES = (
     (re.compile(r"^ *(?:note:|hint) .*$"), _DIM),
     (re.compile(r"^next:"), _BOLD),
 )
-"""The first that fits decides; what it matches is painted. Few characters at the front, so that no line takes long."""
+"""The first rule that matches colours its match. Each pattern is anchored and short, so that long lines are fast."""
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Return whether what is written to a stream may be coloured."""
+    """Return whether text on a stream may be coloured."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
@@ -135,9 +135,9 @@ def _line(line: str) -> str:
     return line
 
 
-# TensorFlow's log lines: information and warnings of its C++ code wait until something goes wrong, and are shown then.
+# TensorFlow's log lines: information and warnings of its C++ code are held back, and shown if a verb fails.
 #
-# I0000 00:00:1795700000.123456   11621 port.cc:153] oneDNN custom operations are on ...        waits
+# I0000 00:00:1795700000.123456   11621 port.cc:153] oneDNN custom operations are on ...        held back
 # F0000 ..., E0000 ..., and whatever has another form                                           is shown at once
 
 NOISE = re.compile(
@@ -147,8 +147,8 @@ NOISE = re.compile(
 
 @contextmanager
 def quiet_tensorflow() -> Iterator[Callable[[], None]]:
-    """Hold such lines back while the block runs; what it is given shows those of them that have come."""
-    if sys.stderr is not sys.__stderr__ or sys.stderr is None:  # somebody looks at standard error already
+    """Hold such lines back during a block; yield a function that shows them."""
+    if sys.stderr is not sys.__stderr__ or sys.stderr is None:  # the program captures standard error already
         yield lambda: None
         return
     sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""The reproducer of a failed pass: the graph as text, the plan, and the command that runs up to that pass.
+"""Write the reproducer of a failed pass: the graph as text, the plan, and the command that runs up to that pass.
 
     reproducer: autograph-rewrite opt /tmp/autograph-rewrite-x1/graph.txt --plan /tmp/autograph-rewrite-x1/plan.yaml \
         --stop-after insert-reshards
 
-Only for what is the package's own mistake: a broken invariant, or an error that nobody foresaw.
+Only bugs of this package get one: broken invariants and unexpected errors.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 @contextmanager
 def reproducible(item: TrainingGraph, chosen: Config | Plan, task: int = 0) -> Iterator[None]:
-    """Run passes; if one of them breaks, leave a reproducer and let the error name it."""
+    """Run a block of passes; if one fails by a bug, write a reproducer and name it in the error."""
     try:
         yield
     except Exception as error:
         name = failed_pass(error)
         if name is not None and (isinstance(error, VerifyError) or not isinstance(error, RewriteError | OSError)):
-            with suppress(Exception):  # what is broken may be what writes it, too
+            with suppress(Exception):  # the bug may also be in the code that writes the reproducer
                 add_note(error, f"reproducer: {_keep(item, chosen, task, name)}")
         raise
 
 
 def _keep(item: TrainingGraph, chosen: Config | Plan, task: int, name: str) -> str:
-    """Write graph and plan into a folder of their own; return the command."""
+    """Write graph and plan into a new folder; return the command."""
     flat = normalise_original(item)
     plan = chosen if isinstance(chosen, Plan) else request(flat, with_processes(chosen))
     folder = Path(tempfile.mkdtemp(prefix="autograph-rewrite-"))

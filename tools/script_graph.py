@@ -1,8 +1,8 @@
-"""`train.py` and `train.py:model` in place of a graph: the step that a script would train, with its data.
+"""Take the graph from a script (`train.py` or `train.py:model`): the step that it would train, with its data.
 
 The script runs as under `python`, up to its first training step: a `fit` or `train_on_batch` of a Keras model, a call
-of what `ar.distribute` returned, or `ar.rewrite` of a graph. That step is the graph, and the script ends there. With a
-name after the colon it is the first step of the model or function in a variable of that name; others are left out.
+of a result of `ar.distribute`, or `ar.rewrite` of a graph. That step is the graph, and the script ends there. With a
+name after the colon, it is the first step of the model or function in a variable of that name; others are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
         batch_inputs: axis of the examples by input.
 
     Raises:
-        GraphError: there is no such script, it failed, or it ended without training what is named.
+        GraphError: the script does not exist, failed, or ended without a training step of that name.
     """
     found = _SCRIPT.fullmatch(graph)
     assert found is not None
@@ -62,7 +62,7 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
 
 
 class _Found(BaseException):
-    """Ends the script where it would train; no `except Exception` of the script stops it."""
+    """Ends the script at its training step; `except Exception` in the script does not catch it."""
 
     def __init__(self, item: Callable[[dict[str, int | None] | None], ar.GraphItem]) -> None:
         super().__init__("the step was found")
@@ -71,7 +71,7 @@ class _Found(BaseException):
 
 @contextmanager
 def _stopped_at_training(libraries: Sequence[Any], name: str | None) -> Iterator[None]:
-    """Let each way to train end the script."""
+    """Make each way to train end the script."""
     with ExitStack() as stack:
         for library in libraries:
             for method in ("fit", "train_on_batch"):
@@ -86,13 +86,13 @@ def _stopped_at_training(libraries: Sequence[Any], name: str | None) -> Iterator
 
 
 def _libraries(path: Path) -> list[Any]:
-    """Return Keras, and tf_keras where the script speaks of it, or means it by `tf.keras`."""
+    """Return Keras, and tf_keras if the script names it or `tf.keras` is tf_keras."""
     legacy = "tf_keras" in path.read_text(encoding="utf-8", errors="replace") or os.environ.get("TF_USE_LEGACY_KERAS")
     return [importlib.import_module(name) for name in (("keras", "tf_keras") if legacy else ("keras",))]
 
 
 def _taken(original: Any, library: Any, name: str | None) -> Any:
-    """Return a replacement for `fit` that ends at the first batch, and skips models that are not asked for."""
+    """Return a replacement for `fit` that ends at the first batch, and skips models of other names."""
 
     def method(model: Any, *args: Any, **options: Any) -> Any:
         if not _is_named(model, name):
@@ -122,7 +122,7 @@ def _at_data(library: Any) -> Any:
 
 
 def _distribute(libraries: tuple[Any, ...], name: str | None) -> Any:
-    """Return a replacement for `ar.distribute`: a model stays as it is, a function's first call is its step."""
+    """Return a replacement for `ar.distribute`: it returns a model unchanged; a function's first call is its step."""
 
     def distribute(target: Any, config: Any = None, *specs: Any, batch_inputs: Any = None, **named_specs: Any) -> Any:
         if isinstance(target, libraries):
@@ -147,7 +147,7 @@ def _rewrite(item: Any, *_: Any, **__: Any) -> NoReturn:
 
 
 def _is_named(one: Any, name: str | None) -> bool:
-    """Return whether a variable of this name holds an object where the script is now."""
+    """Return whether a variable of this name holds an object, in any frame of the stack; None: any object counts."""
     if name is None:
         return True
     frame: FrameType | None = sys._getframe(2)
@@ -159,7 +159,7 @@ def _is_named(one: Any, name: str | None) -> bool:
 
 
 def _of_any_batch(part: Any) -> Any:
-    """Return the specs of a part of a batch, for batches of any size."""
+    """Return the specs of a part of a batch, with an unknown batch size."""
     import tensorflow as tf
 
     from autograph_rewrite.load.functions import of_any_batch
@@ -173,7 +173,7 @@ def _of_any_batch(part: Any) -> Any:
 
 @contextmanager
 def _as_main(path: Path) -> Iterator[None]:
-    """Give the script its own arguments and the folder that Python would search first."""
+    """Set `sys.argv` and `sys.path` as Python does for the script."""
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[:] = [str(path)], [str(path.resolve().parent), *sys.path]
     try:
@@ -183,7 +183,7 @@ def _as_main(path: Path) -> Iterator[None]:
 
 
 def _line_of(error: Exception, path: Path) -> str | None:
-    """Return the last line of the script that an error came through."""
+    """Return the innermost line of the script in an error's traceback."""
     found, here = None, error.__traceback__
     while here is not None:
         if here.tb_frame.f_code.co_filename == str(path):

@@ -1,4 +1,4 @@
-"""`-`: a graph from standard input, a result to standard output.
+"""Read graphs from standard input and write results to standard output (`-`).
 
 autograph-rewrite rewrite GRAPH --config fsdp -o - | autograph-rewrite comm -
 """
@@ -23,10 +23,10 @@ INPUT = "standard-input"
 
 @contextmanager
 def readable(path: str) -> Iterator[Path]:
-    """Give the path of a graph's file; for standard input, of one that holds the same and is named as its kind.
+    """Yield the path of a graph's file; for standard input, of a temporary copy with the right suffix.
 
     Raises:
-        GraphError: nobody has sent anything.
+        GraphError: standard input is empty or too large.
     """
     if path != STANDARD:
         yield Path(path)
@@ -51,10 +51,10 @@ def readable(path: str) -> Iterator[Path]:
 
 @contextmanager
 def to_standard_output(suffix: str) -> Iterator[Path]:
-    """Give a temporary path, whose content goes to standard output when the block ends well.
+    """Yield a temporary path, whose content is written to standard output if the block ends without an error.
 
     Raises:
-        GraphError: somebody would have to read it on a terminal.
+        GraphError: an archive would be written to a terminal.
     """
     if suffix == ".ar" and sys.stdout.isatty():
         raise GraphError("an archive is nothing for a terminal", hint="send it on: ... -o - | autograph-rewrite dump -")
@@ -68,12 +68,12 @@ def to_standard_output(suffix: str) -> Iterator[Path]:
 
 
 def aside(args: argparse.Namespace) -> TextIO:
-    """Return where a verb says what it has done: on standard error where its result takes standard output."""
+    """Return the stream for messages of a verb: standard error if its result is written to standard output."""
     return sys.stderr if args.json or args.out == STANDARD else sys.stdout
 
 
 def require_one_result(args: argparse.Namespace) -> None:
-    """Refuse `--json` beside `-o -`.
+    """Refuse `--json` together with `-o -`.
 
     Raises:
         ConfigError: both are given.

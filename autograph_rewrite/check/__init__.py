@@ -1,1 +1,1 @@
-"""The numeric check of a rewrite, the first pass and value that differ, and a minimal graph that does."""
+"""The numeric check of a rewrite, the search for its first wrong pass and value, and the reduction of failures."""

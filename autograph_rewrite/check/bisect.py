@@ -1,10 +1,10 @@
-"""bisect: the first pass after which `verify` fails, and the first value and edge of the graph that is wrong.
+"""Find the first pass after which `verify` fails, and the first value and edge of the graph that are wrong.
 
-    passes before conversion   leave graphs of one device: each is run beside the original, by halves
+    passes before conversion   leave graphs of one device: each is compared with the original, by halves
     passes after it            the certificate compares every folded graph with the original, on samples
     values                     of one step from the same variables, producers first: the first that differs
 
-What the certificate and the states leave open, the provenance of the wrong edge says.
+Where neither the certificate nor these graphs show the pass, the provenance of the wrong edge does.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def bisect(
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
-        What was found; `ok` where `verify` passes.
+        The result; `ok` if `verify` passes.
 
     Raises:
-        RewriteError: the item cannot be rewritten, as for `rewrite`; a broken invariant is a finding.
+        RewriteError: the item cannot be rewritten, as for `rewrite`; a broken invariant is a finding, and not raised.
         GraphError: the original itself cannot be trained on these feeds.
     """
     if steps < 1:
@@ -95,7 +95,7 @@ def bisect(
 
 
 def _broken(error: RewriteError, refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
-    """Return what is known where the rewritten graph breaks an invariant, so that nothing can be run."""
+    """Return the result for a rewritten graph that breaks an invariant, so that it cannot be run."""
     first = refusal.error or error
     name = refusal.pass_name or failed_pass(error) or "expand"
     shown = "the certificate refuses the graph after it" if refusal.error else "it breaks an invariant of the graph"
@@ -104,7 +104,7 @@ def _broken(error: RewriteError, refusal: FirstRefusal, notes: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class _Search:
-    """A rewritten item, and what it is compared on."""
+    """A rewritten item, the original, and the training that compares them."""
 
     ready: Prepared
     rewritten: TrainingGraph
@@ -112,7 +112,7 @@ class _Search:
     allowed: side_by_side.Tolerance
 
     def run(self, states: Sequence[PassState], refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
-        """Return what there is to find."""
+        """Compare the two; search for the first wrong pass and values if they differ."""
         apart = incomparable(self.ready.flat, self.rewritten)
         problem = str(refusal.error) if refusal.error is not None else ""
         try:
@@ -137,7 +137,7 @@ class _Search:
         return Bisection(False, verdict, made_by, shown_by, problem, known, divergences, tuple(notes))
 
     def _verdicts(self, states: Sequence[PassState], report: VerifyReport) -> dict[str, str]:
-        """Return whether graphs after passes agree on one device, up to the first that does not, found by halves."""
+        """Return which graphs after passes agree on one device; bisect for the first that differs."""
         limits = {
             f"{'output' if row.kind == 'output' else 'variable'} {row.name}": NOISE_FACTOR * row.noise
             for row in report.wrong
@@ -159,7 +159,7 @@ class _Search:
         return found
 
     def _differs(self, item: TrainingGraph, limits: Mapping[str, float]) -> bool:
-        """Return whether one device that runs an item gets something wrong that the rewritten graph gets wrong."""
+        """Return whether an item fails on one device, or gets a tensor wrong that the rewritten graph gets wrong."""
         comparison = side_by_side.Comparison(
             self.ready.original, self.training, self.allowed, self.ready.plan.timeout_seconds
         )
@@ -174,7 +174,7 @@ class _Search:
     def _divergences(
         self, other: TrainingGraph, apart: frozenset[str], claims: Claims | None
     ) -> tuple[tuple[Divergence, ...], str]:
-        """Return where the values of an item begin to differ; and why they could not be compared, if so."""
+        """Return where the values of an item begin to differ, and why they could not be compared ("" if they were)."""
         plan: Plan = self.rewritten.report.plan
         pair = SideBySide(self.ready.flat, other, self.training, self.allowed, plan.timeout_seconds, apart)
         try:
@@ -190,7 +190,7 @@ class _Search:
 def _blame(
     wrong: PassState | None, verdicts: Mapping[str, str], refusal: FirstRefusal, divergences: Sequence[Divergence]
 ) -> tuple[str, str]:
-    """Return the first wrong pass, and how that is known."""
+    """Return the first wrong pass and a sentence on the evidence; either may be empty."""
     if wrong is not None:
         return wrong.behind, "one device that runs the graph after it differs"
     if refusal.error is not None:
@@ -204,12 +204,13 @@ def _blame(
     return "", ""
 
 
-# The first value that differs: the original node all of whose operands are right, and whose own value is not.
+# Find the first value that differs: that of an original node whose operands are all right.
 #
-#   x ok ─► h ok ─► dw ok ─► [all-reduce] ─► update of w      w differs behind the step, dw does not: it is dw -> update
+#   x ok ─► h ok ─► dw ok ─► [all-reduce] ─► update of w      w differs after the step, dw does not: it is dw -> update
 #
-# From what `verify` finds wrong, one goes back along values that differ; a value that cannot be looked at (in a loop,
-# or replaced by a pass) is passed through. What a variable's read gives depends on the updates before it.
+# The search starts at the values that `verify` finds wrong, and goes back to operands that differ. It passes through
+# values that cannot be compared (in a loop, or replaced by a pass). A read of a variable depends on the updates before
+# it.
 
 
 class FirstDivergence:
@@ -238,7 +239,7 @@ class FirstDivergence:
         return sorted(firsts, key=lambda node: self._order[node])
 
     def _wrong(self) -> Iterator[Node]:
-        """Yield what makes the outputs and variables that are wrong: of a variable, its last update."""
+        """Yield the producers of wrong outputs, and the last update of each wrong variable."""
         for name in self._step.outputs:
             yield self._graph.value(self._item.outputs[name].tensor).node
         step = ancestors(self._graph.nodes[name] for name in self._item.targets if name in self._graph.nodes)
@@ -248,7 +249,7 @@ class FirstDivergence:
             yield from ([node for node in found if node in step] or found)[-1:]
 
     def _wrong_before(self, node: Node) -> list[Node]:
-        """Return the nodes nearest before a node whose values differ."""
+        """Return the nearest nodes before a node whose values differ."""
         found: dict[Node, None] = {}
         seen, pending = {node}, [node]
         while pending:
@@ -261,7 +262,7 @@ class FirstDivergence:
         return [one for one in found if one is not node]
 
     def _read_by(self, node: Node) -> Iterator[tuple[Node, bool | None]]:
-        """Yield what a node's value is made of, with whether that differs; None: it was not looked at."""
+        """Yield the nodes that a node's value depends on, with whether they differ; None: not compared."""
         for value in node.inputs:
             if has_value(value):
                 yield value.node, self._step.differs(tensor_name(value), self._rtol)
@@ -274,7 +275,7 @@ class FirstDivergence:
                 yield from ((update, None) for update in updates if update in earlier and update is not node)
 
 
-# Bisection: what a search for the first wrong pass and edge has found, as text and as data.
+# The result of the search for the first wrong pass and edge, as text and as data.
 
 AGREES, DIFFERS = "agrees", "differs"
 SHOWN = 5
@@ -282,17 +283,17 @@ SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Bisection(NotebookView):
-    """The result. `ok` says that nothing fails, `str()` shows the rest, `data()` is for programs.
+    """The result of `bisect`. `str()` shows it, `data()` is for programs.
 
     Attributes:
         ok: whether `verify` passes, so that there is nothing to find.
-        verdict: what `verify` says, in a line.
-        made_by: the first pass after which it fails; empty where that is not known.
-        shown_by: how that is known, in a sentence.
-        problem: what the certificate or a verifier of invariants refuses; empty where neither does.
+        verdict: the verdict of `verify`, in a line.
+        made_by: the first pass after which `verify` fails; empty if it is not known.
+        shown_by: the evidence for that pass, in a sentence.
+        problem: the error of the certificate or of a verifier of invariants; empty if neither refuses the graph.
         states: passes after which one device has run the graph, with `agrees` or `differs`.
         divergences: where values begin to differ, in the order of the step.
-        notes: what was not looked at.
+        notes: limits of the search.
     """
 
     ok: bool
@@ -354,28 +355,28 @@ def _described(head: str, one: Divergence) -> Iterator[str]:
 
 
 def _line(printed: str, made_by: str) -> str:
-    """Return a printed node with the pass that made it; of a copy, the one that made what it is a copy of."""
+    """Return a printed node with the pass that made it, unless the line names the pass already."""
     return f"{printed}   made by {made_by}" if made_by and f"# {made_by}" not in printed else printed
 
 
-# The wrong edge: which operand of a node has a value in the rewritten graph that the original's does not explain.
+# Find the wrong edge: the operand of a node whose value in the rewritten graph does not match the original's.
 #
 #     original    dw ───────────────────────► update
 #     rewritten   dw ─► all_reduce ─► Mul ──► update
 #
-# What the update reads is compared with dw: alike on each replica, joined along some dimension, or added up. Where none
+# The operand of the update is compared with dw: equal on each replica, joined along a dimension, or added up. If none
 # of these gives dw, the edge is wrong.
 
 
 @dataclass(frozen=True)
 class WrongEdge:
-    """An operand whose value is not the original's.
+    """An operand whose value does not match the original's.
 
     Attributes:
-        expected: the original tensor that stands there.
-        reads: the tensors of the rewritten graph, of each instance.
-        producer: the printed line of what makes the first of them.
-        made_by: the pass that made that, empty for a node of the original.
+        expected: the operand in the original.
+        reads: the operands of the instances in the rewritten graph.
+        producer: the printed producer of the first of `reads`.
+        made_by: the pass that made the producer, empty for a node of the original.
         plan: the plan's conversions of the original value.
     """
 
@@ -389,17 +390,17 @@ class WrongEdge:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A place at which differences begin.
+    """A node at which differences begin.
 
     Attributes:
         node: of the original.
         step: the training step, from 1.
-        error: of its value, relative; None of an update, whose variable differs.
+        error: relative error of its value; None for an update, whose variable differs.
         where: the element that differs most.
-        instances: its nodes in the rewritten graph; none where passes have replaced it.
-        line: the first of them, printed.
-        made_by: the pass that made that; empty for a node of the original.
-        edges: its operands that are wrong; none: all agree, or none could be looked at.
+        instances: its nodes in the rewritten graph; none if passes have replaced it.
+        line: the first of `instances`, printed.
+        made_by: the pass that made that node; empty for a node of the original.
+        edges: its operands that are wrong; none: all agree, or none could be compared.
         agree: original tensors that it reads and that agree.
     """
 
@@ -423,10 +424,10 @@ class Divergence:
 
 
 class Edges:
-    """Says of original nodes what is wrong with them in the rewritten graph.
+    """Finds the wrong operands of original nodes in the rewritten graph.
 
     Args:
-        claims: what is claimed of the values that are read; None where nothing is.
+        claims: the claims on the operands; None if there are none.
     """
 
     def __init__(self, pair: SideBySide, step: WrongStep, plan: Plan, claims: Claims | None) -> None:
@@ -434,7 +435,7 @@ class Edges:
         self._graph: Graph = pair.other.graph
 
     def of(self, node: Node) -> Divergence:
-        """Return what is wrong with a node."""
+        """Return the divergence of a node."""
         names = _instances(self._pair.other, node, self._graph)
         here = [self._graph.nodes[name] for name in names]
         found = [(name, one) for v in node.outputs if (one := self._step.errors.get(name := tensor_name(v)))]
@@ -467,7 +468,7 @@ class Edges:
     def _wrong(
         self, node: Node, operands: Sequence[tuple[int, Value, tuple[str, ...]]]
     ) -> list[tuple[int, Value, tuple[str, ...]]]:
-        """Return the operands that nothing explains."""
+        """Return the operands whose instances do not combine to the original value."""
         tensors = list(dict.fromkeys(name for _, _, names in operands for name in names))
         if self._step.failed:
             return []
@@ -503,7 +504,7 @@ class Edges:
         return WrongEdge(index, tensor_name(value), names, line(producer), self._made_by(producer), plan)
 
     def _made_by(self, node: Node) -> str:
-        """Return the pass that made a node; of a replica's copy, the one that made what it is a copy of."""
+        """Return the pass that made a node; for a copy of an expanded graph, the pass that made the folded node."""
         made_by: str = node.attr(PASS_ATTR, b"").decode()
         layout = self._pair.other.layout
         if made_by != "expand" or layout is None:
@@ -516,10 +517,11 @@ class Edges:
 def is_explained(
     got: Sequence[Array], expected: Array, allowed: side_by_side.Tolerance, *, alike: bool = False
 ) -> bool:
-    """Return whether arrays of instances are a value: each of them, or blocks of it, or contributions to it.
+    """Return whether the arrays of instances each equal a value, or are its blocks, or its contributions.
 
     Args:
         got: of the instances, in order.
+        alike: the instances must be equal, so that blocks and contributions do not count.
     """
 
     def agrees(array: Array) -> bool:
@@ -538,7 +540,7 @@ def is_explained(
 
 
 def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]:
-    """Return the nodes of a graph that an original node has become."""
+    """Return the nodes of a graph that are instances of an original node."""
     found = None
     if any(has_value(value) for value in node.outputs):
         value = next(value for value in node.outputs if has_value(value))
@@ -549,9 +551,9 @@ def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]
     return tuple(name for name in dict.fromkeys(names) if name in graph.nodes)
 
 
-# Single steps of two graphs from the same variables, until something comes out differently.
+# Run single steps of two graphs from the same variables, until an output or variable differs.
 #
-# Every step begins with the original's variables in both graphs, so what differs behind it was made in it.
+# Every step begins with the original's variables in both graphs, so a difference after the step arose in it.
 
 Values = Mapping[str, Array]
 
@@ -565,8 +567,8 @@ class WrongStep:
         starts: the variables before each step up to this one.
         expected: values of the original in this step, by tensor.
         errors: of the values that can be compared, by tensor of the original.
-        noise: what rounding does to them.
-        variables: those that differ behind the step.
+        noise: errors that rounding alone causes in them.
+        variables: those that differ after the step.
         outputs: those that differ.
         failed: how the step failed; empty where it did not.
     """
@@ -581,20 +583,20 @@ class WrongStep:
     failed: str = ""
 
     def differs(self, tensor: str, rtol: float) -> bool | None:
-        """Return whether a value differs; None where it was not looked at."""
+        """Return whether a value differs; None if it was not compared."""
         found = self.errors.get(tensor)
         return None if found is None else found.error > max(rtol, NOISE_FACTOR * self.noise.get(tensor, 0.0))
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Two graphs and what they are trained on.
+    """Two graphs and their training.
 
     Attributes:
         flat: the original in normal form.
         other: a rewritten item, or one that passes have edited.
         timeout: seconds that a run may take.
-        apart: what differs by design ("variable NAME", "output NAME").
+        apart: keys that differ by design ("variable NAME", "output NAME").
     """
 
     flat: TrainingGraph
@@ -605,7 +607,7 @@ class SideBySide:
     apart: Collection[str] = ()
 
     def first_wrong_step(self) -> WrongStep | None:
-        """Return the first step in which variables or outputs differ; None where none does."""
+        """Return the first step in which variables or outputs differ; None if none does."""
         values = list(values_of_step(self.flat))
         names = [tensor_name(value) for value in values]
         taps = [found for value in values if (found := tap(self.other, value)) is not None]
@@ -624,7 +626,7 @@ class SideBySide:
                 try:
                     expected = dict(zip(names, left.observe(feeds, names), strict=True))
                     got = iter(right.observe(feeds, [tensor for one in taps for tensor in one.tensors]))
-                except right.failures as error:  # of the original, that there is no value in this step
+                except right.failures as error:  # the original fails if a value does not exist in this step
                     return WrongStep(number, starts, expected, {}, {}, failed=side_by_side.first_line(error))
                 seen = [(one, [next(got) for _ in one.tensors]) for one in taps]
                 errors = {one.name: _error(one, arrays, expected[one.name], self.allowed) for one, arrays in seen}
@@ -634,7 +636,7 @@ class SideBySide:
         return None
 
     def _variables(self, left: side_by_side.TrainedGraph, right: side_by_side.TrainedGraph) -> dict[str, Deviation]:
-        """Return how far the variables are from the original's, the worst of their copies."""
+        """Return the largest deviation of each variable's copies."""
         found = {}
         for (name, (expected, *_)), (_, copies) in zip(left.read(), right.read(), strict=True):
             each = [self.allowed.deviation(copy, expected) for copy in copies]
@@ -649,7 +651,7 @@ class SideBySide:
         errors: Mapping[str, Deviation],
         variables: Mapping[str, Deviation],
     ) -> WrongStep:
-        """Return the step with what differs by more than rounding explains."""
+        """Return the step with the variables and outputs whose errors exceed rounding."""
         graph = self.flat.graph
         outputs = {name: tensor_name(graph.value(info.tensor)) for name, info in self.flat.outputs.items()}
         suspects = {f"variable {name}": one.error for name, one in variables.items()}
@@ -670,7 +672,7 @@ class SideBySide:
         return replace(step, variables=wrong, outputs=wrong_outputs)
 
     def _noise(self, starts: Sequence[Values], expected: Values) -> dict[str, float]:
-        """Return how far the original's values are from themselves when variables change in the last bit."""
+        """Return the error of the original's values against themselves with variables changed in the last bit."""
         rng = np.random.default_rng([self.training.seed, 2])
         names = list(expected)
         last = {name: side_by_side.nudged(value, rng) for name, value in starts[-1].items()}
@@ -684,12 +686,12 @@ class SideBySide:
     def replay(
         self, item: TrainingGraph, starts: Sequence[Values], tensors: Sequence[str]
     ) -> tuple[list[Array], dict[str, Array]]:
-        """Train an item from known variables in each step; return tensors in the last one, and variables behind it.
+        """Train an item from known variables in each step; return tensors of the last step, and variables after it.
 
         Args:
-            item: an original, or what became of one.
+            item: an original or a rewritten item.
             starts: the variables before each step.
-            tensors: names of what is asked for in the last one.
+            tensors: names of tensors in `item`.
         """
         got: list[Array] = []
         with side_by_side.TrainedGraph(item, self.timeout) as trainee:
@@ -701,7 +703,7 @@ class SideBySide:
 
 
 def _error(one: Tap, arrays: Sequence[Array], expected: Array, allowed: side_by_side.Tolerance) -> Deviation:
-    """Return how far instances are from the original's value; infinitely far where they do not fit together."""
+    """Return the deviation of the combined instances; infinite if they cannot be combined."""
     try:
         return one.deviation(arrays, expected, allowed)
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""`ar.verify` for compressed gradients: what is sent plus the new residual must equal gradient plus old residual.
+"""Check compressed gradients for `ar.verify`: sum plus new residuals must equal gradients plus old residuals.
 
     w/o error feedback    sum that the update gets  ==  sum of the 16-bit numbers that were sent
     with error feedback   sum that the update gets + residuals after the step  ==  gradients + residuals before it
 
-A compressor is lossy because the user asked for it, so its graph cannot be compared with the original. These equations
-hold in every step all the same, and a compressor that keeps back more than it may is wrong, too. The rest of the graph
-is compared with the original as ever, without the compressors.
+A compressor is lossy because the user asked for it, so a graph with one cannot be compared with the original. But these
+equations hold in every step, and a residual may not exceed the bound of its compressor. The rest of the graph is
+compared with the original, without the compressors.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 KIND = "compressed"
 _SLACK = 1 + 1e-3
-_TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
+_TINY = 2.0**-24  # the least fp16 above zero; negligible in bf16
 
 
 def without(plan: Plan) -> Plan:
-    """Return the plan without compressors; the plan itself if it has none."""
+    """Return the plan without compressors; return a plan without any unchanged."""
     if not plan.compresses and all(edge.compressor == NONE for edge in plan.edges):
         return plan
     requests = (replace(one, options=replace(one.options, compressor=NONE)) for one in plan.variables)
@@ -39,7 +39,7 @@ def without(plan: Plan) -> Plan:
 
 
 def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: Plan) -> VerifyReport:
-    """Return the report of the graph without compressors, with what was found about them.
+    """Return the report of the graph without compressors, with the rows of the compressed sums.
 
     Args:
         rows: one for each compressed gradient.
@@ -63,7 +63,7 @@ def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: 
 
 
 def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[ComparedTensor]:
-    """Train a rewritten item whose gradients are compressed; return one row per compressed sum."""
+    """Train a rewritten item whose gradients are compressed; return a row for each sum and each copy that differs."""
     sums: tuple[Compressed, ...] = item.report.compressed
     plan: Plan = item.report.plan
     if not sums or plan.looped:
@@ -89,7 +89,7 @@ def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance)
 
 
 def _copies(trainee: TrainedGraph, allowed: Tolerance) -> dict[str, Deviation]:
-    """Return the variables whose copies differ: all replicas must have applied the same sum."""
+    """Return the variables whose copies differ although all replicas must have applied the same sum."""
     found = {}
     for name, (first, *others) in trainee.read():
         for replica, other in enumerate(others, 1):
@@ -100,7 +100,7 @@ def _copies(trainee: TrainedGraph, allowed: Tolerance) -> dict[str, Deviation]:
 
 
 class _Sum:
-    """One compressed sum of one of the devices of each replica, and the worst that was seen of it."""
+    """One compressed sum on one device of each replica, and its largest error."""
 
     def __init__(self, item: TrainingGraph, one: Compressed, allowed: Tolerance, device: int) -> None:
         self._one, self._allowed = one, allowed
@@ -113,12 +113,12 @@ class _Sum:
 
     @property
     def is_known(self) -> bool:
-        """Whether its codec says what the sum is to be compared with."""
+        """Whether its codec gives a value that the sum can be compared with."""
         return self._codec.error_feedback or self._codec.sent(np.zeros(1), 1) is not None
 
     @property
     def tensors(self) -> list[str]:
-        """What to look at in each step."""
+        """The tensors to observe in each step."""
         return [tensor for group in self._groups for tensor in group]
 
     def see(self, place: str, values: Sequence[Array]) -> None:
@@ -131,13 +131,13 @@ class _Sum:
             self._worst = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
 
     def row(self) -> ComparedTensor:
-        """Return the verdict."""
+        """Return the row of the report."""
         one, worst = self._one, self._worst
         name = f"{one.owner} by {shown(one.compressor)}{self._device}"
         return ComparedTensor(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._allowed.rtol)
 
     def _missed(self, before: Sequence[Array]) -> Deviation | None:
-        """Say whether a step began with other residuals than the last one left, which is nothing at first."""
+        """Return an infinite deviation if a step did not begin with the residuals of the last one (at first, zero)."""
         left = self._last or [np.zeros_like(residual) for residual in before]
         for replica, (has, had) in enumerate(zip(before, left, strict=True)):
             if not np.array_equal(has, had):
@@ -166,7 +166,7 @@ class _Sum:
         return self._compared(got, [np.where(finite, term, 0.0) for term in total], result)
 
     def _compared(self, got: Array, terms: Sequence[Array], result: Array) -> Deviation:
-        """Compare with the sum of terms; differences count in units of the terms, which may cancel out in the sum."""
+        """Compare with the sum of terms, relative to the largest term, because terms may cancel out in the sum."""
         expected = np.asarray(sum(terms))
         kind = np.float64 if result.dtype == np.float64 else np.float32
         with np.errstate(all="ignore"):
@@ -177,7 +177,7 @@ class _Sum:
         return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
 
     def _rounding(self, terms: Sequence[Array], result: Array) -> Array:
-        """Return what adding the terms in their type may round away, and the type of the result."""
+        """Return the largest rounding error of adding the terms in the type of the codes, and of the result's type."""
         allowed: Array = np.zeros(terms[0].shape)
         codec, lowered = self._codec, self._lowering
         is_exact = lowered.does(Operation.GATHER) or (lowered.is_local and codec.gather_up_to)

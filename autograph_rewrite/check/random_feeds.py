@@ -1,6 +1,6 @@
-"""Random batches that a graph can train on: right types and shapes, labels and ids within their limits.
+"""Make random batches that a graph can train on: types and shapes fit, labels and ids are within their limits.
 
-The batch is uneven by default (a prime), so that replicas get parts of different sizes.
+The size of the batch is a prime by default, so that replicas get blocks of different sizes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Array = np.ndarray[Any, Any]
 _PASS_FEEDS = "pass real ones: feeds=[{'x': array, ...}, ...], one dict per step"
-_UNKNOWN, _UNKNOWN_PIXELS = 8, 32  # what stands for unknown dimensions other than the batch; rank 4 means images
-_SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
+_UNKNOWN, _UNKNOWN_PIXELS = 8, 32  # sizes of unknown dimensions other than the batch; rank 4 means images
+_SCALAR = 0.1  # plausible both as a learning rate and as a dropout rate
 
 
 def batch_size(item: TrainingGraph, replicas: int, wanted: int | None = None) -> int:
-    """Return the number of examples: what the inputs fix, or `wanted`, or the smallest prime above twice `replicas`.
+    """Return the number of examples: that of the inputs, or `wanted`, or the smallest prime above twice `replicas`.
 
     Raises:
-        GraphError: the inputs fix another size than is wanted, or different ones.
+        GraphError: the inputs have different static sizes, or another one than `wanted`.
     """
     fixed = {
         info.name: info.shape[info.batch_axis]
@@ -55,7 +55,7 @@ def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> l
         seed: equal seeds give equal feeds.
 
     Raises:
-        GraphError: an input is of a kind that cannot be made up.
+        GraphError: no values can be made up for the type or rank of an input.
     """
     fed = [info for info in item.inputs.values() if _is_fed(item, info)]
     draws = _draws(item, fed, batch)
@@ -67,7 +67,7 @@ def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> l
 
 
 def _is_fed(item: TrainingGraph, info: TensorInfo) -> bool:
-    """Whether the input has no value of its own: iterators have, and so have defaults that are no batches."""
+    """Return whether an input needs a feed: iterators and defaults that are no batches have values."""
     op = item.graph.node(info.tensor.partition(":")[0]).op
     return has(op, "placeholders") and (op != "PlaceholderWithDefault" or info.batch_axis is not None)
 
@@ -137,7 +137,7 @@ def _values(dtype: Any, shape: tuple[int, ...], limit: int | None, rows: bool, r
 # labels ─► Cast ─► SparseSoftmaxCrossEntropy(10 classes)      0 .. 9
 
 
-# Ops that hand values on unchanged, by the inputs that they hand on (None: any of them).
+# Ops that pass values on unchanged, with the positions of those inputs (None: any input).
 _HANDS_ON: dict[str, tuple[int, ...] | None] = {
     **{op: operands(op, "hands_on_elements") for op in ops_with("hands_on_elements")},
     **dict.fromkeys(ops_with("hands_on_any"), None),
@@ -145,20 +145,20 @@ _HANDS_ON: dict[str, tuple[int, ...] | None] = {
 
 
 def _last(op: Any, tf: Any) -> int | None:
-    """Classes, of the logits in input 0."""
+    """Return the number of classes of the logits in input 0."""
     shape = op.inputs[0].shape
     return shape[-1] if shape.rank else None
 
 
 def _rows(op: Any, tf: Any) -> int | None:
-    """Size of the indexed dimension of a table."""
+    """Return the size of the indexed dimension of a table."""
     table = op.inputs[0].shape
     axis = tf.get_static_value(op.inputs[2]) if len(op.inputs) > 2 else 0
     return table[int(axis)] if axis is not None and table.rank else None
 
 
 def _variable_rows(op: Any, tf: Any) -> int | None:
-    """Rows of a table that is a variable."""
+    """Return the number of rows of a table that is a variable."""
     handle = op.inputs[0].op
     while has(handle.type, "carries") and handle.inputs:
         handle = handle.inputs[0].op
@@ -176,7 +176,7 @@ def _constant(index: int) -> Callable[[Any, Any], int | None]:
     return limit
 
 
-# Ops that use values as indices: the input that holds them, and how to find their limit.
+# Ops that use values as indices: the position of the indices, and a function that finds their limit.
 _INDEXES: dict[str, tuple[int, Callable[[Any, Any], int | None]]] = {
     "SparseSoftmaxCrossEntropyWithLogits": (1, _last),
     "InTopKV2": (1, _last),
@@ -193,7 +193,7 @@ _INDEXES: dict[str, tuple[int, Callable[[Any, Any], int | None]]] = {
 
 
 def index_limit(tensor: Any) -> int | None:
-    """Return the number that all values of a tf.Tensor must stay below, None where nothing indexes with them."""
+    """Return the bound below which all values of a tf.Tensor must be, None if no op indexes with them."""
     tf = tensorflow()
     limits: list[int] = []
     for op, position in _reached(tensor):
@@ -205,7 +205,7 @@ def index_limit(tensor: Any) -> int | None:
 
 
 def is_distribution(tensor: Any) -> bool:
-    """Return whether a tf.Tensor is used as the labels of a softmax cross entropy: rows that sum to one."""
+    """Return whether a tf.Tensor is the labels of a softmax cross entropy, so that its rows must sum to one."""
     return any(op.type == "SoftmaxCrossEntropyWithLogits" and position == 1 for op, position in _reached(tensor))
 
 

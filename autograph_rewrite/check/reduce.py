@@ -1,4 +1,4 @@
-"""reduce: a graph as small as can be found whose rewrite still fails in the same way.
+"""Reduce a graph as far as possible while its rewrite still fails in the same way.
 
     variables begin as constants ► halves, ... single nodes are left out or made simpler, while it fails
 
@@ -46,8 +46,8 @@ class Reduction(NotebookView, Generic[Item]):
     """A reduced graph.
 
     Attributes:
-        item: it, flat; as it was where nothing fails.
-        kind: how its rewrite fails; empty where it does not.
+        item: the reduced graph, flat; the given item if nothing fails.
+        kind: how its rewrite fails; empty if it does not.
         before: nodes of the original in normal form.
         tries: how many graphs were rewritten.
     """
@@ -77,10 +77,10 @@ class Judge:
     tries: int = field(default=0, init=False)
 
     def kind(self, item: TrainingGraph, looked_for: str = "") -> str:
-        """Return how the rewrite of an item fails; empty where it does not, or cannot be told.
+        """Return how the rewrite of an item fails; empty if it does not, or if one device cannot run the item.
 
         Args:
-            looked_for: the only kind that counts, if one does.
+            looked_for: the only kind that counts; "": all kinds.
         """
         self.tries += 1
         refusal = FirstRefusal() if looked_for != NUMBERS else None
@@ -104,13 +104,13 @@ class Judge:
 
 
 class _BatchAxes(RewriteObserver):
-    """Keeps the dimension along which propagation splits each value."""
+    """Records the dimension along which propagation splits each value."""
 
     def __init__(self) -> None:
         self.found: dict[str, int] = {}
 
     def after_pass(self, name: str, rewrite: Rewrite) -> None:
-        """Look at what `propagate` has found."""
+        """Record the placements that `propagate` has found."""
         if name == "propagate":
             facts = rewrite.get(Propagation).facts
             self.found = {tensor_name(v): fact.placement.dim for v, fact in facts.items() if fact.placement.is_split}
@@ -126,7 +126,7 @@ def reduce(
     rtol: float = 1e-5,
     observers: Sequence[Observer] = (),
 ) -> Reduction[TrainingGraph]:
-    """Return a small graph whose rewrite fails as that of an item does, on random feeds.
+    """Return a small graph whose rewrite fails in the same way as an item's, on random feeds.
 
     Args:
         item: a training graph; it is not changed.
@@ -161,7 +161,7 @@ def reduce(
 
 
 def _shrunk(item: TrainingGraph, known: Known, judge: Judge, kind: str) -> TrainingGraph:
-    """Leave out halves, quarters, ... of the nodes, then make single ones simpler, while the rewrite still fails."""
+    """Remove halves, quarters, ... of the nodes, then simplify single nodes, while the rewrite still fails."""
 
     def smaller(nodes: Sequence[str]) -> Iterator[TrainingGraph | None]:
         yield without(item, frozenset(nodes), known)
@@ -184,11 +184,11 @@ def _shrunk(item: TrainingGraph, known: Known, judge: Judge, kind: str) -> Train
 
 
 def _size(item: TrainingGraph) -> tuple[int, int]:
-    """Return how large an item is: its nodes, and of these what something smaller may take the place of."""
+    """Return how many nodes an item has, and how many of them can be replaced by something smaller."""
     return len(item.graph), len(removable(item))
 
 
-# Simpler nodes: an operand in the place of a node, a plain subtraction in the place of an optimizer.
+# Simpler nodes: an operand replaces a node, a plain subtraction replaces an optimizer's update.
 #
 # Minimum(x, limit) ► x            ResourceApplyMomentum(w, slot, rate, gradient, momentum) ► AssignSub(w, gradient)
 
@@ -197,7 +197,7 @@ PLAIN = "AssignSubVariableOp"
 
 
 def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph | None:
-    """Return a flat item with something simpler in the place of a node; None where there is nothing.
+    """Return a flat item with a node replaced by something simpler; None if there is nothing simpler.
 
     Args:
         item: flat; it is not changed.
@@ -226,13 +226,13 @@ def _ordered(item: TrainingGraph, graph: Graph) -> TrainingGraph:
 
 
 def _stands_for(operand: Value, value: Value, known: Known) -> bool:
-    """Tell whether an operand has the type of a value, and its shape as far as that is known."""
+    """Return whether an operand has the type of a value, and its shape as far as both shapes are known."""
     shapes = {array.shape for one in (operand, value) if (array := known.values.get(tensor_name(one))) is not None}
     return operand.dtype == value.dtype and len(shapes) <= 1
 
 
 def _is_plain_now(update: Node) -> bool:
-    """Let an update subtract what it is given; return whether it did something else before."""
+    """Replace an update by a plain subtraction of its dense operand; return whether it was another op before."""
     dense = dense_inputs(update)
     if update.op == PLAIN or len(dense) != 1 or update.read_outputs:
         return False
@@ -245,23 +245,23 @@ def _is_plain_now(update: Node) -> bool:
     return True
 
 
-# Cuts: a training graph without some of its nodes, whose readers get a constant or a fed batch instead.
+# Cuts: a training graph without some of its nodes; their readers get a constant or a fed batch instead.
 #
 # x ─► MatMul ─► Tanh ─► Sum        without MatMul, Tanh:     cut ─► Sum      cut: a batch input, or a constant
 
 
 Array = np.ndarray[Any, Any]
 MOST_BYTES = 1 << 16
-"""A constant that takes the place of a value is no larger than this."""
+"""The largest constant that may replace a value."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the values of a graph.
+    """The values of one step of a graph.
 
     Attributes:
-        values: of one step, by tensor.
-        batch_axes: the dimension that counts examples, by tensor; of other values there is none.
+        values: by tensor.
+        batch_axes: the dimension that counts examples, by tensor; only of values that have one.
     """
 
     values: Mapping[str, Array]
@@ -269,11 +269,11 @@ class Known:
 
 
 def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> TrainingGraph | None:
-    """Return a flat item without some nodes and what only they need; None where a value is not known.
+    """Return a flat item without some nodes and the nodes that only they need; None if a value is not known.
 
     Args:
         item: flat; it is not changed.
-        known: what takes the places of their values.
+        known: the values that replace those of the dropped nodes.
     """
     graph, inputs = item.graph.clone(), dict(item.inputs)
     for name in dropped:
@@ -294,10 +294,10 @@ def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> Trai
 
 
 def keep_order(before: Graph, after: Graph) -> None:
-    """Order accesses to a variable as they were: a read that races with an update would differ by itself.
+    """Keep the order of accesses to each variable: a read that races with an update would differ without any fault.
 
     Args:
-        after: what is left of it; it is edited.
+        after: the reduced graph; it is edited.
     """
     frames = frames_of(topological_order(before))
     accesses = [node for node in touching_nodes(before) if node.name in after.nodes and node not in frames]
@@ -312,7 +312,7 @@ def keep_order(before: Graph, after: Graph) -> None:
 
 
 def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorInfo]) -> Value | None:
-    """Add what stands for a value: a batch input where it counts examples, else a constant."""
+    """Add the replacement of a value: a batch input if the value counts examples, else a constant."""
     tensor = tensor_name(value)
     array = known.values.get(tensor)
     if array is None or array.nbytes > MOST_BYTES or array.dtype == object:
@@ -327,7 +327,7 @@ def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorIn
 
 
 def pruned(item: TrainingGraph) -> TrainingGraph:
-    """Return a flat item without the inputs and variables that no step needs; its graph is edited."""
+    """Remove the inputs and variables that no step needs from a flat item; its graph is edited."""
     graph = item.graph
     ends = ends_of(item)
     step = {node.name for node in ancestors(graph.nodes[name] for name in ends)}
@@ -343,7 +343,7 @@ def pruned(item: TrainingGraph) -> TrainingGraph:
 
 
 def plain(item: TrainingGraph) -> TrainingGraph:
-    """Return a flat item without colocations and without what only hands on an order.
+    """Return a flat item without colocations and without nodes that only pass on an order.
 
     Args:
         item: flat; it is not changed.
@@ -351,7 +351,7 @@ def plain(item: TrainingGraph) -> TrainingGraph:
     graph = item.graph.clone()
     ends = {*item.targets, item.init_op}
     for node in list(graph):
-        node.drop_attr("_class")  # may name a node that a cut takes away
+        node.drop_attr("_class")  # may name a node that a cut removes
         if has(node.op, "orders") and node.name not in ends:
             for user in node.control_users:
                 user.remove_control(node)
@@ -362,7 +362,7 @@ def plain(item: TrainingGraph) -> TrainingGraph:
 
 
 def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> TrainingGraph:
-    """Return a flat item whose variables begin as constants."""
+    """Return a flat item whose variables are initialised from constants."""
     graph, variables = item.graph.clone(), {}
     assigns = []
     for name, one in item.variables.items():
@@ -377,13 +377,13 @@ def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> Tr
 
 
 def _stated_once(array: Array) -> Array:
-    """Return an array as one element for all where all are the same, bit by bit, so that it can be read and pasted."""
+    """Return an array as a broadcast of one element if all its bits repeat, so that its text is short."""
     splat = np.broadcast_to(array.ravel()[:1].reshape(()), array.shape) if array.size else array
     return splat if splat.tobytes() == array.tobytes() else array
 
 
 def removable(item: TrainingGraph) -> Sequence[str]:
-    """Return the nodes of a step that something smaller may take the place of, producers first."""
+    """Return the nodes of a step that can be replaced by something smaller, producers first."""
     step = ancestors(item.graph.nodes[name] for name in ends_of(item))
     nodes = (node for node in topological_order(item.graph) if node in step and not has(node.op, "orders"))
     return [node.name for node in nodes if not has(node.op, "constants")]

@@ -1,4 +1,4 @@
-"""VerifyReport: what a numeric comparison found, worst first."""
+"""Define VerifyReport, the result of a numeric comparison, and the error norm that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.training_graph import Variable
 
 NOISE_FACTOR = 16.0
-"""How far an error may be above what rounding does to a tensor and still count as rounding."""
+"""An error up to this many times the measured effect of rounding still counts as rounding."""
 SHOWN = 20
 NAME_WIDTH = 60
 FAILED_STEP = "(step)"
@@ -28,13 +28,13 @@ class ComparedTensor:
     Attributes:
         name: of the variable or output.
         kind: "variable", "slot" or "output".
-        error: largest difference over the steps, relative to the tensor's largest value; inf where integers, shapes
-            or types differ.
+        error: largest difference over the steps, relative to the tensor's largest value; inf if integers, shapes or
+            types differ.
         max_abs: largest value of the original.
         where: step and element (and copy of the variable) of the largest difference.
-        ok: whether the error is within the tolerance, or is what rounding alone does to this tensor.
-        noise: how far the original is from itself when its variables are changed in the last bit; only measured if
-            something was over the tolerance.
+        ok: whether the error is within the tolerance, or is explained by rounding.
+        noise: error of the original against itself with its variables changed in the last bit; measured only if a
+            tensor is over the tolerance.
     """
 
     name: str
@@ -48,17 +48,17 @@ class ComparedTensor:
 
 @dataclass(frozen=True, repr=False)
 class VerifyReport(NotebookView):
-    """The verdict. `ok` is the answer, `str()` shows it, `data()` is for programs.
+    """The result of `verify`. `ok` is the verdict, `str()` shows the rows, `data()` is for programs.
 
     Attributes:
-        ok: whether the rewritten graph computes what the original does.
+        ok: whether the rewritten graph computes the same as the original.
         max_error: the largest relative error of all rows.
         rows: worst first.
-        config: what was compared: strategy, mode, devices and semantics.
-        batch: examples per step; None for feeds of the caller's.
-        notes: what to know about this comparison.
-        covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
-        advice: what to try next where something differs.
+        config: strategy, mode, devices and semantics of the compared rewrite.
+        batch: examples per step; None if the caller gave the feeds.
+        notes: limits and circumstances of this comparison.
+        covered: the share of the rewritten step that is divided; None if the rewritten graph was given.
+        advice: steps to try next if a value differs.
     """
 
     ok: bool
@@ -118,7 +118,7 @@ class VerifyReport(NotebookView):
         )
 
     def data(self) -> dict[str, Any]:
-        """Return the report as plain data; an infinite error is the string "inf", which JSON has no number for."""
+        """Return the report as plain data; an infinite error is the string "inf", because JSON has no such number."""
         return {
             "ok": self.ok,
             "max_error": _number(self.max_error),
@@ -163,12 +163,12 @@ def rows_of(
     noise: Mapping[str, float],
     broken: str = "",
 ) -> tuple[ComparedTensor, ...]:
-    """Return the rows, worst first: what differs before what does not.
+    """Return the rows, worst first: rows that differ before rows that agree.
 
     Args:
         worst: deviations by "variable NAME" or "output NAME".
-        noise: by the same keys, what rounding alone does; empty if nothing is over the tolerance.
-        broken: how the rewritten graph failed, if it did.
+        noise: by the same keys, the error that rounding alone causes; empty if nothing is over the tolerance.
+        broken: how the rewritten graph failed; empty if it did not.
     """
     trained = declared_trained(variables)
     rows = [ComparedTensor(FAILED_STEP, "output", float("inf"), 0.0, broken, ok=False)] if broken else []
@@ -183,7 +183,7 @@ def rows_of(
 
 
 def _is_slot(variable: Variable, trained: Collection[str]) -> bool:
-    """Tell an optimizer's variable by its name: `w/Adam` (TensorFlow) or `adam/layer_w_momentum` (Keras)."""
+    """Recognise an optimizer's variable by its name: `w/Adam` (TensorFlow) or `adam/layer_w_momentum` (Keras)."""
     if variable.trainable:
         return False
     name = variable.name
@@ -194,15 +194,15 @@ def _is_slot(variable: Variable, trained: Collection[str]) -> bool:
 
 Array = np.ndarray[Any, Any]
 
-# Below this size, values are measured as if they were of this size: where the exact result is zero, both graphs
-# compute rounding errors, and their ratio means nothing.
+# Tensors whose largest value is smaller than this are measured against this value: where the exact result is zero, both
+# graphs compute rounding errors, and their ratio means nothing.
 _FLOOR, _FLOOR_OF_DOUBLE = 1e-5, 1e-9
 _EPSILONS = 4
-"""A type that cannot hold `rtol` is compared to this many of its own steps."""
+"""For a type too coarse for `rtol`, the tolerance is this many distances between neighbouring numbers."""
 
 
 class Deviation(NamedTuple):
-    """The largest difference: relative to the tensor, the largest value, and where it is."""
+    """The largest difference relative to the tensor's largest value, that value, and the place of the difference."""
 
     error: float
     max_abs: float
@@ -215,8 +215,8 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
     Args:
         actual: of the rewritten graph.
         expected: of the original.
-        atol: differences up to here are within the tolerance whatever the values are; by default `rtol` times 0.01,
-            for float64 times 1e-6.
+        atol: a difference up to this is always within the tolerance; by default 1e-5 times `rtol`, for float64 1e-9
+            times `rtol`.
     """
     if actual.shape != expected.shape:
         return Deviation(float("inf"), _largest(expected), f"shape {actual.shape} instead of {expected.shape}")
@@ -244,7 +244,7 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
 
 
 def _leniency(array: Array, rtol: float) -> float:
-    """Return by how much an error of a coarse type counts less."""
+    """Return the factor by which errors of a coarse type count less."""
     coarse = _EPSILONS * epsilon(array)
     return min(1.0, rtol / coarse) if coarse > 0 else 1.0
 

@@ -1,9 +1,9 @@
-"""Train two graphs side by side: the largest deviation of every tensor, and what rounding alone explains.
+"""Train two graphs side by side, and find the largest deviation of every tensor and how much of it is rounding.
 
-An error over the tolerance may still be rounding: where a gradient is zero in theory, Adam makes steps of full length
-out of its rounding errors. So then the original is also compared with itself, its variables changed in their last
-bit; an error counts only if it is far above what that does. The bit is that of the coarsest type that the graph
-computes in, half precision for example.
+An error over the tolerance may still be rounding: where a gradient is zero in theory, Adam turns its rounding errors
+into steps of full length. So then the original is also compared with itself, with its variables changed in the last
+bit. An error counts only if it is far above the error of that comparison. The bit is that of the coarsest type in
+which the graph computes, half precision for example.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ from autograph_rewrite.training_graph import TrainingGraph, Variable
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
 
 TRIES = 3
-"""How often the original is compared with a copy of itself that differs in the last bits."""
+"""How often the original is compared with a copy of itself whose variables differ in the last bit."""
 SLOWER = 10.0
-"""A rewritten step may take this many times the original's, beyond the time limit, before it counts as hung."""
-# Ops that give other values in another session, seed or not.
-
+"""A rewritten step counts as hung after the time limit plus this many times the duration of the original's step."""
 
 _COARSE = {dtypes.HALF: 2.0**-10, dtypes.BFLOAT16: 2.0**-7}
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a graph is trained on.
+    """The feeds, initial values and number of steps of a training.
 
     Attributes:
-        feeds: one dict of values by input name per step, used in turn, or one for all.
-        values: initial values by variable; of the others, the initialisers give them.
-        seed: of initial values that nothing gives.
+        feeds: one dict of values by input name per step (repeated if there are more steps), or one for all.
+        values: initial values by variable; other variables get those of their initialisers.
+        seed: for initial values of variables that have neither.
     """
 
     feeds: Feeds
@@ -56,29 +54,29 @@ class Training:
     seed: int = 0
 
     def feeds_of(self, step: int) -> Mapping[Any, Any]:
-        """Return what a step is fed."""
+        """Return the feeds of a step, counted from 0."""
         return self.feeds if isinstance(self.feeds, Mapping) else self.feeds[step % len(self.feeds)]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What error a tensor may have.
+    """The error that a tensor may have.
 
     Attributes:
         rtol: relative to its largest value.
-        atol: of a tensor that is all but zero; None: `rtol` times 0.01, for float64 times 1e-6.
+        atol: of a tensor that is nearly zero; None: 1e-5 times `rtol`, for float64 1e-9 times `rtol`.
     """
 
     rtol: float = 1e-5
     atol: float | None = None
 
     def deviation(self, actual: Array, expected: Array) -> Deviation:
-        """Return how far an array is from what is expected."""
+        """Compare an array with the expected one."""
         return deviation(actual, expected, self.rtol, self.atol)
 
 
 class Comparison:
-    """Compares one original with others; every comparison trains both from the start.
+    """Compares one original with other graphs; every comparison trains both from the start.
 
     Args:
         original: an item without captures.
@@ -86,7 +84,7 @@ class Comparison:
 
     Attributes:
         broken: where and how the other graph failed; empty if it did not.
-        is_meaningless: no variable of the original stays finite, so equality says nothing.
+        is_meaningless: no variable of the original stays finite, so that equality proves nothing.
     """
 
     def __init__(self, original: TrainingGraph, training: Training, allowed: Tolerance, timeout: float) -> None:
@@ -105,7 +103,7 @@ class Comparison:
 
         Args:
             other: the rewritten item, or the original again.
-            change: of the other's initial values.
+            change: applied to each initial value of the other item.
 
         Raises:
             GraphError: the original fails.
@@ -130,7 +128,7 @@ class Comparison:
         change: Callable[[Array], Array] | None,
         worst: dict[str, Deviation],
     ) -> None:
-        """Train both from the start, and keep the worst deviations."""
+        """Train both from the start, and record the largest deviations in `worst`."""
         given = self._start(left)
         self._start_other(right, given)
         if not self.broken and change is None and self._deterministic:
@@ -143,7 +141,7 @@ class Comparison:
             self._step(left, right, step, worst)
 
     def noise(self) -> dict[str, float]:
-        """Return how far the original is from itself when its variables are changed in the last bit."""
+        """Return the error of the original against itself with its variables changed in the last bit."""
         found: dict[str, float] = {}
         broken = self.broken
         for attempt in range(TRIES):
@@ -155,7 +153,7 @@ class Comparison:
         return found
 
     def notes(self, rows: Sequence[ComparedTensor]) -> list[str]:
-        """Say what limits the verdict."""
+        """Return the notes that limit the verdict."""
         notes = []
         if self._invented:
             notes.append(f"without an initial value, so given a random one: {_few(self._invented)}")
@@ -168,7 +166,7 @@ class Comparison:
         return notes
 
     def _start(self, left: TrainedGraph) -> dict[str, Any]:
-        """Initialise the original; return the values that its initialisers did not give."""
+        """Initialise the original; return the values of variables that its initialisers did not set."""
         try:
             values, self._invented = left.start(self._training)
         except left.failures as error:
@@ -176,7 +174,7 @@ class Comparison:
         return values
 
     def _start_other(self, right: TrainedGraph, given: Mapping[str, Any]) -> None:
-        """Initialise the other graph, which has to give values to the variables that the original gives values to."""
+        """Initialise the other graph; it breaks if it leaves a variable unset that the original sets."""
         self._other(right, right.initialise, "initialisation")
         unset = sorted(right.unset - set(given))
         if unset and not self.broken:
@@ -204,7 +202,7 @@ class Comparison:
         self._compare_variables(left, right, place, worst, set())
 
     def _other(self, right: TrainedGraph, run: Callable[[], Any], place: str) -> Any:
-        """Run the other graph; that it fails where the original does not is a finding, no error."""
+        """Run the other graph; a failure is a finding, recorded in `broken`, and no error."""
         try:
             return run()
         except right.failures as error:
@@ -229,7 +227,7 @@ class Comparison:
 
 
 def _coarsest(graph: Graph) -> float:
-    """Return the relative distance of neighbouring numbers of the coarsest type that a graph casts to."""
+    """Return the relative distance of neighbouring numbers of the coarsest 16-bit type in a graph's casts; 0: none."""
     types = {node.attr("DstT") for node in graph if node.op == "Cast"}
     return max((size for dtype, size in _COARSE.items() if dtype in types), default=0.0)
 
@@ -240,7 +238,7 @@ def _keep(worst: dict[str, Deviation], name: str, found: Deviation, place: str) 
 
 
 def first_line(error: Any) -> str:
-    """Return what went wrong, without the Python stack that TensorFlow puts before it."""
+    """Return the message of an error, without the Python stack that TensorFlow puts before it."""
     lines = [line for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
     said = [
         line
@@ -255,7 +253,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def nudged(value: Array, rng: np.random.Generator, least: float = 0.0) -> Array:
-    """Return values changed in the last bit, up or down; by the part `least` of each where that is more."""
+    """Return values changed up or down in the last bit, or by the factor `least` where that is more."""
     if value.dtype.kind != "f":
         return value
     step = max(epsilon(value), least) * rng.choice((-1.0, 1.0), value.shape)
@@ -263,7 +261,7 @@ def nudged(value: Array, rng: np.random.Generator, least: float = 0.0) -> Array:
 
 
 def invent(variable: Variable, rng: np.random.Generator) -> Array:
-    """Return values for a variable that nothing initialises; positive, as some slots have to be."""
+    """Return values for a variable without an initialiser; positive, because some slots have to be."""
     if variable.shape is None or None in variable.shape:
         raise GraphError(
             f"the variable '{variable.name}' has neither an initial value nor a known shape",
@@ -275,21 +273,21 @@ def invent(variable: Variable, rng: np.random.Generator) -> Array:
     return np.asarray(values).astype(dtype.as_numpy_dtype)
 
 
-# A graph under comparison: initialised, stepped, and all of its variables read and assigned at once.
+# A graph under comparison: its variables are all initialised, read and assigned at once.
 
 SCOPE = "autograph_rewrite_verify"
 
 
 class TrainedGraph:
-    """An original or rewritten item in a session of its own. Use it as a context manager.
+    """An original or rewritten item in a separate session. Use it as a context manager.
 
     Args:
         timeout: seconds after which a run counts as hung.
         config: a tf.compat.v1.ConfigProto for the session.
 
     Attributes:
-        failures: what a run raises when the graph or a feed is wrong.
-        unset: the variables that initialising gave no value.
+        failures: the errors that a run raises if the graph or a feed is wrong.
+        unset: the variables that the initialisers left without a value.
     """
 
     def __init__(self, item: TrainingGraph, timeout: float, config: Any = None) -> None:
@@ -316,7 +314,7 @@ class TrainedGraph:
         self._session.close()
 
     def _add_variable(self, name: str) -> None:
-        """Add what reads, writes and tests one variable, in all its copies."""
+        """Add the ops that read, write and test one variable, in all its copies."""
         variable, graph = self.item.variables[name], self._session.graph
         copies = [Copy(graph, handles, variable) for handles in copies_of(self.item, variable)]
         source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
@@ -337,7 +335,7 @@ class TrainedGraph:
             self.unset = {name for name, is_set in self._run(self._are_set).items() if not is_set}
 
     def start(self, training: Training) -> tuple[dict[str, Any], list[str]]:
-        """Initialise, set what is given and what nothing initialises; return these values, and whose are made up."""
+        """Initialise all variables; return values that no initialiser set, and the names of those made up."""
         self.initialise()
         rng = np.random.default_rng([training.seed, 1])
         invented = sorted(self.unset - set(training.values))
@@ -346,7 +344,7 @@ class TrainedGraph:
         return values, invented
 
     def read(self) -> Iterator[tuple[str, list[Array]]]:
-        """Yield every variable with the values of its copies."""
+        """Yield every variable, by name in order, with the values of its copies."""
         values = self._run(self._reads) if self._reads else {}
         for name in sorted(values):
             yield name, [np.asarray(value) for value in values[name]]
@@ -363,6 +361,6 @@ class TrainedGraph:
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def observe(self, feeds: Mapping[Any, Any], tensors: Sequence[str]) -> list[Array]:
-        """Train one step; return the values that tensors of the graph had in it."""
+        """Train one step; return the values of tensors in it."""
         values, _ = self._run([list(tensors), list(self.item.targets)], feeds)
         return [np.asarray(value) for value in values]

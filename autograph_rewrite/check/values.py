@@ -1,4 +1,4 @@
-"""Values of original and rewritten graph side by side: which can be looked at, and how instances come to one value.
+"""Compare values of the original with those of a rewritten graph: which exist, and how instances combine to one value.
 
 h   original h:0   rewritten replica_0/h:0, replica_1/h:0 @ split(0)   compared joined; sums added; replicated ones each
 """
@@ -38,9 +38,9 @@ class Tap(NamedTuple):
     Attributes:
         name: of the original tensor, with its output.
         tensors: the instances in the other graph.
-        placement: how they combine; replicated ones are all the same.
-        segments: of blocks, if they have some.
-        joins: how the devices of each replica put together what they have (`View`).
+        placement: how the instances combine; replicated ones are all the same.
+        segments: of the blocks, if any.
+        joins: how the tensors of the devices of each replica combine (`View`).
     """
 
     name: str
@@ -50,7 +50,7 @@ class Tap(NamedTuple):
     joins: tuple[Join, ...] = ()
 
     def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
-        """Return how far the instances are from the original's value; of replicated ones, the worst.
+        """Return the error of the combined instances; of replicated instances, the largest error.
 
         Args:
             got: of the instances, in order.
@@ -62,12 +62,12 @@ class Tap(NamedTuple):
 
 
 def has_value(value: Value) -> bool:
-    """Return whether a value is an array that a step can be asked for."""
+    """Return whether a value is an array that a step can fetch."""
     return value.dtype not in _WITHOUT_VALUES and value.dtype < dtypes.REF_OFFSET
 
 
 def values_of_step(item: TrainingGraph) -> Iterator[Value]:
-    """Yield the values that every step of a flat item computes, producers first: none of loops and branches."""
+    """Yield the values that every step of a flat item computes, producers first; none are in loops or branches."""
     graph = item.graph
     step = ancestors(graph.nodes[name] for name in ends_of(item) if name in graph.nodes)
     order = [node for node in topological_order(graph) if node in step]
@@ -83,12 +83,12 @@ def values_of_step(item: TrainingGraph) -> Iterator[Value]:
 
 
 def ends_of(item: TrainingGraph) -> list[str]:
-    """Return the nodes that a step is run for: its targets, and what makes its outputs."""
+    """Return the targets of a step and the producers of its outputs."""
     return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
 
 
 def _branch(node: Node, known: dict[Node, _Branch]) -> _Branch:
-    """Return the decisions on which it depends whether a node runs: a predicate, and the side of the Switch."""
+    """Return the decisions that let a node run, each a predicate and an output of a Switch."""
     reads = [value for value in node.inputs if value.node.op not in BACK_EDGES]
     each = [known.get(v.node, frozenset()) | _decides(v) for v in reads]
     each_control = [known.get(control, frozenset()) for control in node.controls]
@@ -103,7 +103,7 @@ def _decides(value: Value) -> _Branch:
 
 
 def tap(item: TrainingGraph, value: Value) -> Tap | None:
-    """Return where a value of the flat original is in a rewritten item; None where it cannot be compared there.
+    """Return the tensors of a rewritten item that hold a value of the flat original; None if it cannot be compared.
 
     Args:
         item: a rewritten item, or a flat one that passes have edited.
@@ -121,7 +121,7 @@ def tap(item: TrainingGraph, value: Value) -> Tap | None:
 
 
 def _is_replicated(item: TrainingGraph, value: Value) -> bool:
-    """Return whether instances of a value of the folded graph are known to be alike: sizes of blocks are not."""
+    """Return whether the instances of a value are known to be equal; sizes of blocks, for example, are not."""
     node = item.layout.graph.nodes.get(value.node.name)
     if node is None:
         return False
@@ -131,33 +131,33 @@ def _is_replicated(item: TrainingGraph, value: Value) -> bool:
     return fact is not None and fact.placement == REPLICATED
 
 
-# What each pass left: graphs of one device that can be run, and the first refusal of the certificate.
+# The graphs after each pass: those that one device can run, and the first that the certificate refuses.
 #
 #   eliminate-dead-code ► propagate ► own passes ► decompose ► ... ► insert-reshards ► ... ► expand
 #   └───────── each state is a graph of one device ─────────────┘    └── folded: the certificate runs it on samples ─┘
 #
-# Passes of the user's own run among those whose results one device can run.
+# The user's passes run among the passes after which one device can run the graph.
 
 CUTS = "partition-model"
 """The pass that writes the program of one device of a model axis."""
 CONVERTS = "assign-spans"
-"""The first pass after which one device cannot run the graph: nodes are those of several replicas."""
+"""The first pass after which one device cannot run the graph, because its nodes belong to several replicas."""
 MEANS_BLOCKS = frozenset(
     ("slice-batch-inputs", "partition-model", "localize-indices", "localize-kept-rows", "local-batch-norm")
 )
-"""Passes whose result one device cannot run as it is: it speaks of blocks, or of devices of a replica."""
+"""Passes after which one device cannot run the graph, because it computes on blocks or on devices of a replica."""
 
 
 @dataclass(frozen=True)
 class PassState:
-    """The item behind a pass."""
+    """The item after a pass, which `behind` names."""
 
     behind: str
     item: TrainingGraph
 
 
 class PlainStates(RewriteObserver):
-    """Keeps the graph behind every pass that has changed it, for as long as one device can run it."""
+    """Records the graph after every pass that has changed it, as long as one device can run it."""
 
     def __init__(self, flat: TrainingGraph) -> None:
         self.states = [PassState("normalise", flat)]
@@ -165,7 +165,7 @@ class PlainStates(RewriteObserver):
         self._is_over = False
 
     def after_pass(self, name: str, rewrite: Rewrite) -> None:
-        """Keep the graph behind the pass of that name."""
+        """Record the graph if the pass has edited it."""
         edited = rewrite.graph.edits != self._edits
         self._edits = rewrite.graph.edits
         self._is_over = self._is_over or name == CONVERTS or (name in MEANS_BLOCKS and edited)
@@ -173,7 +173,7 @@ class PlainStates(RewriteObserver):
             return
         graph, item = rewrite.graph.clone(), rewrite.item
         for node in graph:
-            node.drop_attr("_class")  # what they stand beside may be gone; devices are assigned later
+            node.drop_attr("_class")  # the nodes that it names may be gone; devices are assigned later
         variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
         values = dict(zip(item.outputs, rewrite.outputs, strict=True))
         outputs = {name: replace(info, tensor=tensor_name(values[name])) for name, info in item.outputs.items()}
@@ -183,11 +183,11 @@ class PlainStates(RewriteObserver):
 
 
 class FirstRefusal:
-    """A certificate that notes its first refusal and lets the rewrite go on, so that its result can be run.
+    """A certificate that records its first refusal and lets the rewrite continue, so that the result can be run.
 
     Attributes:
-        pass_name: behind which the graph is refused; empty where none is.
-        claims: what propagation has claimed.
+        pass_name: the first pass after which the graph is refused; empty if no graph is.
+        claims: the claims of propagation.
     """
 
     def __init__(self) -> None:
@@ -201,20 +201,20 @@ class FirstRefusal:
         self.certificate.begin(graph, targets)
 
     def placed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph whose values placements among the devices of a replica are claimed of."""
+        """Take the graph, and the claims on how the devices of a replica share its values."""
         self._note(CUTS, lambda: self.certificate.placed(graph, claims))
 
     def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
-        """Take the program of one device, with the graph that it is written of."""
+        """Take the program of one device, and the graph that it was written from."""
         self._note(CUTS, lambda: self.certificate.written(before, graph, claims))
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph that placements are claimed of."""
+        """Take the graph, and the placements that are claimed for its values."""
         self.claims = claims
         self._note(CONVERTS, lambda: self.certificate.claimed(graph, claims))
 
     def check(self, after: str, graph: Graph) -> None:
-        """Check behind a pass, unless something was refused already."""
+        """Check the graph after a pass, unless a graph was refused before."""
         self._note(after, lambda: self.certificate.check(after, graph))
 
     def _note(self, name: str, check: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""verify: train the original and the rewritten graph side by side, and compare every variable and output.
+"""Train the original and the rewritten graph side by side, and compare every variable and output.
 
 item ─┬─ original ──► session ─┐   same initial values, same feeds, same seeds
       └─ rewritten ─► session ─┴─► error of each variable (all copies), slot and output after every step
@@ -57,16 +57,17 @@ def verify(
 ) -> VerifyReport:
     """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
 
-    Captured variables are copied: those of the user do not change. For several processes the graphs of all of them are
-    first shown to fit together, without being run; what is trained then has all replicas in this process.
+    Captured variables are copied, so the user's variables do not change. For several processes, the graphs of all of
+    them are first checked to fit together, without running; then a graph with all replicas in this process is trained.
 
     Args:
-        feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
+        feeds: one dict of values by input name per step (repeated if there are more steps), or one for all; None makes
+            random ones.
         rtol: allowed error, relative to the largest value of each tensor.
-        atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
+        atol: allowed error of tensors that are nearly zero; by default 1e-5 times `rtol`, for float64 1e-9 times it.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven parts. The
-            coverage is that of this batch, by default of a usual one.
+        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven blocks. The
+            coverage is computed for this batch too; by default for the one that `rewrite` assumes.
 
     Returns:
         The report; a mismatch is `ok == False`, no exception.
@@ -103,7 +104,7 @@ def verify(
 
 
 def _advice(report: VerifyReport, plan: Plan, inexact: Sequence[Note]) -> tuple[str, ...]:
-    """Say what to try where something differs, the likely cause first."""
+    """Return what to try where values differ, the likely cause first."""
     if report.ok:
         return ()
     sent = {row.name for row in report.wrong if row.kind == COMPRESSED}
@@ -118,7 +119,7 @@ def _advice(report: VerifyReport, plan: Plan, inexact: Sequence[Note]) -> tuple[
 
 
 def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
-    """Show that the graphs of several processes fit together; return what there is to say of it."""
+    """Check that the graphs of several processes fit together; return notes on how the job was compared."""
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
     if plan.steps_per_run > 1:
         told.append(f"single steps were compared, of which a run does {plan.steps_per_run} in a loop")
@@ -126,7 +127,7 @@ def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
 
 
 def checked(flat: TrainingGraph, plan: Plan, looking: Instrumentation, batch: int | None = None) -> TrainingGraph:
-    """Return the rewrite of a normalised item, whose every pass and result has been checked.
+    """Rewrite a normalised item, checking the graph after every pass and the result.
 
     Raises:
         VerifyError: the rewritten graph breaks an invariant.
@@ -143,11 +144,11 @@ def compare(
     allowed: Tolerance,
     apart: Collection[str] = frozenset(),
 ) -> VerifyReport:
-    """Train two items side by side; see `verify`.
+    """Train two items side by side, and compare them as `verify` does.
 
     Args:
         original: an item without captures.
-        apart: what is not compared (`incomparable`).
+        apart: keys that are not compared (`incomparable`).
     """
     began = time.perf_counter()
     plan: Plan = rewritten.report.plan
@@ -169,7 +170,7 @@ def compare(
 
 
 def _semantics_notes(plan: Plan) -> list[str]:
-    """Say what the plan wants to be different from one device."""
+    """Return a note for each setting of the plan that changes results from those of one device."""
     notes = []
     if plan.semantics.random == "independent":
         notes.append("semantics.random is independent: replicas draw their own numbers, so results differ by design")
@@ -190,7 +191,7 @@ def _described(plan: Plan) -> dict[str, Any]:
     }
 
 
-# What a comparison with one device says nothing about: whatever depends on a replica's number or own component.
+# Values that cannot be compared with one device: those that depend on a replica's number or its component.
 #
 # id ──► noise ──► loss ──► gradient ──► w        loss and w are not those of one device, and need not be
 
@@ -198,11 +199,11 @@ SHOWN = 5
 
 
 def incomparable(item: TrainingGraph, rewritten: TrainingGraph) -> frozenset[str]:
-    """Return the keys ("variable NAME", "output NAME") of what differs from one device by design.
+    """Return the keys ("variable NAME", "output NAME") of values that differ from one device by design.
 
     Args:
         item: normalised.
-        rewritten: what was made of it; its report names the variables whose updates are merged from replicas' own.
+        rewritten: its rewrite; the report names the variables whose updates are merged from those of the replicas.
     """
     graph = item.graph
     handles = {graph.nodes[v.handle]: name for name, v in item.variables.items() if v.handle in graph.nodes}
@@ -225,7 +226,7 @@ def _reads(handle: Node) -> list[Node]:
 
 
 def said(apart: Collection[str]) -> list[str]:
-    """Say what was not compared."""
+    """Return the note that lists values that were not compared."""
     if not apart:
         return []
     why = "they depend on the number of a replica, or on what replicas have alone (variable_policies)"
@@ -237,24 +238,24 @@ def said(apart: Collection[str]) -> list[str]:
 #     plan of 2 processes ──► graphs of rank 0, rank 1 ──► check_ranks            nothing is run
 #                         └─► the same replicas in one process ──► comparison     as for any other plan
 #
-# What only the processes' own exchange could get wrong in the numbers is not seen: train on the cluster for that.
+# Wrong numbers that only the exchange between processes could cause are not found: train on the cluster for that.
 
 
 def fit_together(item: TrainingGraph, plan: Plan) -> str:
-    """Rewrite an item for every process, and check that the graphs fit together; say so in a sentence.
+    """Rewrite an item for every process, and check that the graphs fit together; return a sentence that says so.
 
     Args:
         item: a normalised item; it is not changed.
         plan: of several processes.
 
     Raises:
-        VerifyError: they do not; names every broken invariant, with its rank.
+        VerifyError: the graphs do not fit; it names every broken invariant, with its rank.
     """
     count = len(plan.processes)
     graphs = []
     for task in range(count):
         graph = serde.from_bytes(compile_task(item, plan, task).graph_bytes)
-        if task == 0 or not plan.homes:  # others leave the updates of servers to worker 0
+        if task == 0 or not plan.homes:  # only worker 0 updates the variables on servers
             check_expanded(graph, item, plan.all_devices, count)
         graphs.append(graph)
     check_ranks(graphs, item, plan.homes.values())
@@ -267,7 +268,7 @@ def fit_together(item: TrainingGraph, plan: Plan) -> str:
 
 
 def in_one_process(plan: Plan) -> Plan:
-    """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
+    """Return the request of a plan with all its replicas in this process; return a plan of one process unchanged."""
     if not plan.is_driven and len(plan.processes) <= 1:
         return plan
     if plan.is_driven or plan.model is not None:
@@ -289,7 +290,7 @@ def in_one_process(plan: Plan) -> Plan:
 
 
 def _with_parts(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """Return the request with the stages and logical devices of its replicas elsewhere."""
+    """Return the request with the stages and logical devices of its replicas on other devices."""
     model, pipeline = plan.model, plan.pipeline
     each = model.size if model is not None else 1
     if model is not None:
@@ -300,7 +301,7 @@ def _with_parts(plan: Plan, devices: tuple[str, ...]) -> Plan:
     return replace(plan, devices=first, pipeline=pipeline, model=model, edges=(), graph_digest="")
 
 
-# What is compared: an original without captures, its normal form with the same seeds, and the plan for one process.
+# Prepare a comparison: an original without captures, its normal form with the same seeds, and the plan for one process.
 #
 # item ──unbind──► original ──normalise──► flat ──request──► plan, all of its replicas in this process
 
@@ -315,8 +316,8 @@ class Prepared:
         values: of captured variables, by name.
         given: the configuration, with its processes, or the plan.
         asked: the plan of the whole job.
-        plan: the same for as many replicas in this process, one step in a run.
-        notes: what to say about the seeds.
+        plan: the same plan with all replicas in this process, and one step in a run.
+        notes: notes on the seeds.
     """
 
     original: TrainingGraph
@@ -334,7 +335,7 @@ class Prepared:
 
 
 def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
-    """Return what is compared.
+    """Return the original, its normal form and the plan of a comparison.
 
     Args:
         item: a training graph; it is not changed.
@@ -353,7 +354,7 @@ def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -
 
 
 def _with_seeds(single: TrainingGraph, flat: TrainingGraph, seed: int) -> tuple[TrainingGraph, list[str]]:
-    """Seed the random ops of `flat`, in place; return the original with the same seeds, and what to say about it."""
+    """Seed the random ops of `flat`, in place; return the original with the same seeds, and notes."""
     hidden = set(unseeded(flat.graph)) - set(unseeded(single.graph))
     pinned = pin(flat.graph, seed)
     notes = []
@@ -368,25 +369,25 @@ def _with_seeds(single: TrainingGraph, flat: TrainingGraph, seed: int) -> tuple[
     return replace(single, source=graph), notes
 
 
-# Give every unseeded random op a seed of its own, so that two runs of one graph draw the same numbers.
+# Give every unseeded random op a different seed, so that two runs of one graph draw the same numbers.
 #
-# An op with `seed = seed2 = 0` asks for a fresh seed in every process. Datasets take their seeds as inputs.
+# An op with `seed = seed2 = 0` draws a new seed in every process. Datasets take their seeds as inputs.
 
 
 _MAX_SEED = 2**31 - 1
 
 
 def unseeded(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the random ops that draw something else in every run (functions are not looked into)."""
+    """Return the names of the random ops that draw other numbers in every run; ops inside functions are not found."""
     return tuple(node.name for node in graph if _attrs_are_zero(node) or _inputs_are_zero(node))
 
 
 def pin(graph: Graph, seed: int) -> tuple[str, ...]:
-    """Seed the unseeded random ops of a graph in place, each by its name; return their names."""
+    """Seed the unseeded random ops of a graph in place; return their names."""
     names = unseeded(graph)
     for name in names:
         node = graph.node(name)
-        # Two seeds above zero that depend on the op's name and on `seed` only.
+        # Both seeds are above zero, because two zeros mean no seed; they depend only on `seed` and the op's name.
         first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
         if _attrs_are_zero(node):
             node.set_attr("seed", first)

@@ -1,1 +1,1 @@
-"""Codecs: how compressors encode a gradient, and what the sum of what was sent decodes to."""
+"""Codecs: how compressors encode gradients and decode their sum."""

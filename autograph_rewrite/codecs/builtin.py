@@ -1,4 +1,4 @@
-"""The codecs of this package, by the names that configurations and plans give them."""
+"""Define the built-in codecs, by their names in configurations and plans."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autograph_rewrite.ir.value import Value
 # fp16, bf16 and both with error feedback: a gradient travels in 16 bits.
 #
 # fp16       dw ──► * 2^-k ──► half ──► sum ──► float ──► * 2^k          2^k >= N: the sum cannot overflow
-# fp16_ef    dw + residual ──► half ──► sum in float                     residual := what the cast took away
+# fp16_ef    dw + residual ──► half ──► sum in float                     residual := what the cast lost
 
 LARGEST = {dtypes.HALF: (65504.0, 11), dtypes.BFLOAT16: (float(np.uint32(0x7F7F0000).view(np.float32)), 8)}
 """The largest finite number of each type, and the bits of its significand."""
 GATHERED_UP_TO = 3
-"""Up to so many members, halves with error feedback are gathered and added in full precision, so that nothing is lost.
+"""Up to this many members, halves with error feedback are gathered and added in full precision without any loss.
 
-On a ring a gather moves (N - 1) 2n bytes, a sum in 16 bits 2 (N - 1) / N of 2n, and one in float32 of 4n: beyond 3
-replicas a gather saves nothing any more. There the halves are added as halves, and what those additions round away is
+On a ring a gather moves (N - 1) 2n bytes, a sum in 16 bits 2 (N - 1) / N of 2n, and a sum in float32 of 4n: beyond 3
+replicas a gather saves nothing. There the halves are added as halves, and the rounding errors of those additions are
 not fed back.
 """
-_TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
+_TINY = 2.0**-24  # the least fp16 above zero; negligible in bf16
 
 
 class Cast16(Codec):
@@ -33,7 +33,7 @@ class Cast16(Codec):
 
     Args:
         wire: number of the 16-bit type.
-        error_feedback: keeps what the type takes away; else numbers are scaled so that no sum overflows.
+        error_feedback: keep the rounding errors; else numbers are scaled so that no sum overflows.
     """
 
     adds = elementwise = True
@@ -45,11 +45,11 @@ class Cast16(Codec):
         self.added_bits = LARGEST[wire][1]
 
     def codes(self, shape: Shape, dtype: int) -> tuple[Code, ...]:
-        """Return the one tensor that is sent."""
+        """Return the one tensor that a member sends."""
         return (Code(self.wire, (math.prod(shape),)),)
 
     def encode(self, build: Nodes, gradient: Gradient) -> tuple[Value, ...]:
-        """Cast, scaled or cut at what the sum of all can hold; NaN and infinity go through."""
+        """Scale, or clip so that the sum of all members fits, then cast; NaN and infinity stay."""
         value, dtype = gradient.value, gradient.dtype
         if self.error_feedback:
             most = largest_of_sum(self.wire, gradient.members)
@@ -62,7 +62,7 @@ class Cast16(Codec):
         return (build.op("Cast", value, what="code", DstT=self.wire),)
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Cast back one code, of any shape: a sum, or several."""
+        """Cast a code back, whether it is a sum or gathered codes."""
         value = build.op("Cast", codes[0], what="widen", DstT=gradient.dtype)
         exponent = 0 if self.error_feedback else self._exponent(gradient.members)
         if not exponent:
@@ -70,16 +70,16 @@ class Cast16(Codec):
         return build.op("Mul", value, build.const(2.0**exponent, gradient.dtype, "up"), what="unscaled")
 
     def _exponent(self, members: int) -> int:
-        """The power of two that keeps the sum of all members within the type; bfloat16 is as wide as float32."""
+        """Return the power of two that keeps the sum of all members finite; bfloat16 has the range of float32."""
         return math.ceil(math.log2(members)) if self.wire == dtypes.HALF else 0
 
     def most_kept(self, total: Array, members: int) -> float:
-        """Half of the last bit, and what did not fit."""
+        """Return the norm of half of each last bit and of the clipped parts."""
         over = np.maximum(np.abs(total) - largest_of_sum(self.wire, members), 0)
         return float(np.linalg.norm((2.0 ** -LARGEST[self.wire][1] * np.abs(total) + _TINY + over).ravel()))
 
     def sent(self, gradient: Array, members: int) -> Array:
-        """Return what 16 bits make of a gradient."""
+        """Return a gradient rounded to 16 bits."""
         scale = 2.0 ** self._exponent(members)
         scaled = (gradient / scale).astype(np.float32)
         with np.errstate(over="ignore"):
@@ -88,25 +88,25 @@ class Cast16(Codec):
 
 
 def _bfloat16(array: Array) -> Array:
-    """Round to the nearest number of 16 bits, halves to even ones: numpy has no such type."""
+    """Round to the nearest bfloat16, ties to even; numpy has no such type."""
     bits = array.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     return np.where(np.isfinite(array), rounded, array)
 
 
 def largest_of_sum(wire: int, members: int) -> float:
-    """Return a number of a type, near the largest of which so many can be added although every sum may round up."""
+    """Return about the largest number of a type of which `members` add up without overflow if every sum rounds up."""
     largest, bits = LARGEST[wire]
     fraction, exponent = math.frexp(largest / members / (1 + 2.0**-bits) ** (members - 1))
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
-# int8_ef: a gradient travels as whole numbers from -127 to 127, times one number for all of it.
+# int8_ef: a gradient travels as integers from -127 to 127 and one scale.
 #
 #     dw + residual ──► scale = largest / 127 ──► round(. / scale), scale ──gather──► scale * number, added up
-#     residual := what rounding took away
+#     residual := what rounding lost
 #
-# The scale is that of the largest finite element. What is not finite is sent as -128, and arrives as NaN.
+# The scale is that of the largest finite element. Elements that are not finite are sent as -128 and arrive as NaN.
 #
 # After Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
 # Speech DNNs (2014), with 8 bits.
@@ -114,7 +114,7 @@ def largest_of_sum(wire: int, members: int) -> float:
 STEPS = 127.0
 NOT_FINITE = -128.0
 _SMALLEST = 2.0**-120
-"""A scale below which 127 steps are no normal numbers of float32 any more: what is so small is kept back instead."""
+"""The least scale; a gradient with a smaller one, close to the least normal float32, stays in the residual."""
 
 
 class Int8(Codec):
@@ -123,11 +123,11 @@ class Int8(Codec):
     price = Price(passes=8.0, memory=0.5, ops=25)
 
     def codes(self, shape: Shape, dtype: int) -> tuple[Code, ...]:
-        """Return the numbers and their scale."""
+        """Return the codes of the integers and their scale."""
         return Code(dtypes.INT8, (math.prod(shape),)), Code(dtype, (1,))
 
     def encode(self, build: Nodes, gradient: Gradient) -> tuple[Value, ...]:
-        """Round to the nearest number; halves to even ones."""
+        """Divide by the scale and round to the nearest integer, ties to even."""
         dtype, zero = gradient.dtype, build.numbers(0, "axis")
         flat = build.op("Reshape", gradient.value, build.numbers([-1], "line"), what="flat")
         finite = build.op("IsFinite", flat, what="is_finite")
@@ -141,18 +141,18 @@ class Int8(Codec):
         return build.op("Cast", number, what="code", DstT=dtypes.INT8), scale
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Multiply the numbers of each sender, [members, n], by its scale, [members, 1]."""
+        """Multiply the integers of each sender, [members, n], by its scale, [members, 1]."""
         numbers = build.op("Cast", codes[0], what="wide", DstT=gradient.dtype)
         lost = build.op("Equal", numbers, build.const(NOT_FINITE, gradient.dtype, "marker"), what="is_lost")
         values = build.op("Mul", numbers, codes[1], what="values")
         return build.op("SelectV2", lost, build.const(np.nan, gradient.dtype, "nan"), values, what="decoded")
 
     def obstacle(self, shape: Shape) -> str:
-        """Nothing has no largest element."""
+        """Refuse an empty gradient, which has no largest element."""
         return "it has no elements" if 0 in shape else ""
 
     def most_kept(self, total: Array, members: int) -> float:
-        """Half a step of each element."""
+        """Return the norm of half a step for each element."""
         step = float(np.abs(total).max(initial=0.0)) / STEPS
         return float(np.sqrt(total.size) * (step / 2 if step >= _SMALLEST else STEPS * _SMALLEST))
 
@@ -161,8 +161,8 @@ class Int8(Codec):
 #
 #     dw + residual ──► k values, k positions ──gather──► zeros with all of them added          residual := the others
 #
-# Values travel as their bits beside the positions, in one exchange; a bit is a bit, so NaN and infinity arrive as such.
-# Elements that are not finite count as largest.
+# Values travel as bits next to their positions, in one exchange, so NaN and infinity arrive unchanged. Elements that
+# are not finite count as largest.
 #
 # After Lin et al., Deep Gradient Compression (2018), without its momentum correction and warm-up.
 
@@ -178,12 +178,12 @@ class TopK(Codec):
     price = Price(memory=1.25, ops=25, sorts=True)
 
     def codes(self, shape: Shape, dtype: int) -> tuple[Code, ...]:
-        """Return values and positions."""
+        """Return the codes of values and positions."""
         k = kept(math.prod(shape))
         return Code(dtype, (k,)), Code(dtypes.INT32, (k,))
 
     def encode(self, build: Nodes, gradient: Gradient) -> tuple[Value, ...]:
-        """Choose the largest."""
+        """Return the largest elements and their positions."""
         flat = build.op("Reshape", gradient.value, build.numbers([-1], "line"), what="flat")
         finite = build.op("IsFinite", flat, what="is_finite")
         infinity = build.const(math.inf, gradient.dtype, "infinity")
@@ -200,11 +200,11 @@ class TopK(Codec):
         return build.op("UnsortedSegmentSum", values, places, build.numbers(gradient.count, "elements"), what="sum")
 
     def obstacle(self, shape: Shape) -> str:
-        """Nothing has no largest element."""
+        """Refuse an empty gradient, which has no largest element."""
         return "" if math.prod(shape) else "it has no elements"
 
     def most_kept(self, total: Array, members: int) -> float:
-        """As if all elements were equally large."""
+        """Return the norm of the elements that are not sent if all are equally large, which is the worst case."""
         return super().most_kept(total, members) * math.sqrt(1 - kept(total.size) / total.size)
 
 
@@ -213,21 +213,21 @@ class TopK(Codec):
 #     M = dw + residual   [m, n]
 #     P = sum over replicas of M Q            [m, 2]   then its columns are made orthonormal
 #     R = sum over replicas of M^T P          [n, 2]   one replica's term: r
-#     dw becomes P R^T,  residual := M - P r^T         so that sum and residuals together are exactly what there was
+#     dw becomes P R^T,  residual := M - P r^T         so that the sum plus the residuals equals the sum of all M
 #
-# Q is kept: the columns of R, each of length 1, are the start of the next step, which makes the steps a power
-# iteration. A column that is zero (at the start, after a gradient of zero) is replaced by a fixed one.
+# The columns of R, each scaled to length 1, are the Q of the next step, so that the steps are a power iteration. A
+# column that is zero (at the start, after a gradient of zero) is replaced by a fixed one.
 
 RANK = 2
 """Columns of the factors."""
 _PARALLEL = 1e-4
-"""Sine of the angle below which the second column counts as a multiple of the first, and is left out."""
+"""Sine of the angle below which the second column counts as a multiple of the first and becomes zero."""
 _FREQUENCIES = [[0.7, 1.9]]
-"""Of the waves that the columns of Q are where there is nothing better."""
+"""Frequencies of the cosine waves that replace columns of Q that are zero."""
 
 
 def matrix(shape: Shape) -> tuple[int, int]:
-    """Return rows and columns of a tensor as a matrix: its first dimension, and all others."""
+    """Return the rows (the first dimension) and columns (all others) of a tensor as a matrix."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
@@ -238,15 +238,15 @@ class PowerSGD(Codec):
     price = Price(passes=12.0, memory=1.0, ops=60)
 
     def rounds(self, shape: Shape, dtype: int) -> tuple[tuple[Code, ...], ...]:
-        """Return the two factors."""
+        """Return the code of each of the two factors."""
         return tuple((Code(dtype, (side, RANK)),) for side in matrix(shape))
 
     def state(self, shape: Shape) -> Mapping[str, Shape]:
-        """Return the start of the next step."""
+        """Return the shape of Q, which is kept."""
         return {"q": (matrix(shape)[1], RANK)}
 
     def encode_round(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> tuple[Value, ...]:
-        """Return the member's part of P [m, 2]; once that is received, its part of R."""
+        """Return the member's term of P [m, 2]; after P is received, its term of R [n, 2]."""
         shape = list(matrix(gradient.shape))
         if received:
             m = build.op("Reshape", gradient.value, build.numbers(shape, "again"), what="matrix_again")
@@ -264,16 +264,16 @@ class PowerSGD(Codec):
         return build.op("MatMul", *codes, what="product", transpose_b=True)
 
     def update(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> Mapping[str, Value]:
-        """Start the next step with the columns of R [n, 2]."""
+        """Keep the columns of R [n, 2] as the next Q."""
         return {"q": _finite_units(build, received[1])}
 
     def obstacle(self, shape: Shape) -> str:
-        """Factors of rank 2 hold a vector that they need not hold."""
+        """Refuse a vector, for which two factors are larger than the vector itself."""
         return "it is no matrix" if min(matrix(shape)) < 2 else ""
 
 
 def _started(build: Nodes, kept: Value, columns: int, wide: int) -> Value:
-    """Return the columns of the last step, waves in place of those that are zero."""
+    """Return the columns of the last step, with waves for columns that are zero."""
     zero, one = build.const(0, dtypes.INT32, "zero"), build.const(1, dtypes.INT32, "one")
     count = build.common("Range", zero, build.const(columns, dtypes.INT32, "columns"), one, what="count")
     column = build.common("ExpandDims", count, one, what="column")
@@ -309,13 +309,13 @@ class _Columns:
         return self.op("DivNoNan", scaled, length, what=what)
 
     def without(self, a: Value, part: Value, what: str) -> Value:
-        """Return `a` less what it has in the direction of the unit column `part`."""
+        """Return `a` minus its projection on the unit column `part`."""
         along = self.op("Mul", part, self.dot(part, a, f"{what}_share"), what=f"{what}_along")
         return self.op("Sub", a, along, what=what)
 
 
 def _orthonormal(build: Nodes, p: Value, wide: int) -> Value:
-    """Return the columns as orthonormal ones (Gram-Schmidt, twice); what is no new direction becomes zero."""
+    """Make the columns orthonormal (Gram-Schmidt, twice); a second column parallel to the first becomes zero."""
     do = _Columns(build, "orthonormal")
     axis = build.const(1, dtypes.INT32, "orthonormal/columns")
     split = do.op("Split", axis, p, what="split", num_split=RANK).node
@@ -331,7 +331,7 @@ def _orthonormal(build: Nodes, p: Value, wide: int) -> Value:
 
 
 def _finite_units(build: Nodes, r: Value) -> Value:
-    """Return the columns at length 1; one that is not finite becomes zero, so that it is started anew."""
+    """Return the columns at length 1; a column that is not finite becomes zero, so that a wave replaces it."""
     do = _Columns(build, "next")
     units = do.unit(r, "units")
     finite = do.total("All", do.op("IsFinite", units, what="finite"), "is_finite")

@@ -1,10 +1,10 @@
-"""A codec: what one member sends of its gradient, and what everything that was sent decodes to.
+"""Define the interface of a codec, which encodes a member's gradient and decodes the codes of all members.
 
     t = dw + residual ──encode──► code ──exchange──► codes of all ──decode──► sum      residual := t - decode(code)
 
-A codec is data and two functions; the rest is done for every codec alike: error feedback, buckets, the exchange itself
-(`passes.compression`), which gradients it is for (`resolve.compression`), what it costs (`cost`) and the check of its
-sums (`ar.verify`).
+A codec is data and two functions. Common code for all codecs does the rest: error feedback, buckets and the exchange
+(`passes.compression`), the choice of gradients (`resolve.compression`), the price (`cost`) and the check of the sums
+(`ar.verify`).
 
 Error feedback: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes (2019).
 """
@@ -40,14 +40,14 @@ class Code:
 
 @dataclass(frozen=True)
 class Gradient:
-    """What one member has to send.
+    """The gradient of one member.
 
     Attributes:
-        value: its contribution, plus its residual where there is error feedback; in the type of the sum.
+        value: its contribution, plus its residual if there is error feedback; in the type of the sum.
         shape: of the gradient; the value may have the same elements in another shape.
         dtype: number of the type of the sum.
         members: how many contributions are added up.
-        state: what the codec has kept since the last step, by name.
+        state: the codec's state (`Codec.state`) from the last step, by name.
     """
 
     value: Value
@@ -63,12 +63,12 @@ class Gradient:
 
 
 class Price(NamedTuple):
-    """What encoding and decoding take, for `simulate`.
+    """The cost of encoding and decoding, for `simulate`.
 
     Attributes:
         passes: how often the gradient could be read in the same time.
-        memory: copies of it that are alive meanwhile.
-        ops: that each replica starts for it.
+        memory: copies of the gradient that are alive meanwhile.
+        ops: how many ops each replica starts.
         sorts: whether it is sorted.
     """
 
@@ -79,18 +79,18 @@ class Price(NamedTuple):
 
 
 class Nodes(Protocol):
-    """What adds nodes to the graph (`passes.base.builder.Builder`)."""
+    """Adds nodes to the graph (`passes.base.builder.Builder`)."""
 
     def op(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
-        """Add a node where the gradient is; return its first output.
+        """Add a node on the device of the gradient; return its first output.
 
         Args:
-            what: its name behind the codec's.
-            **attrs: what the op and its inputs do not say already.
+            what: the last part of its name, after the codec's name.
+            **attrs: attributes that do not follow from the op and its inputs.
         """
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
-        """Add a node as `op` does, which works on what all members have alike."""
+        """Add a node as `op` does, on operands that are equal on all members."""
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant of a number or nested lists of them; `dtype` is the number of TensorFlow's type."""
@@ -100,17 +100,18 @@ class Nodes(Protocol):
 
 
 class Codec:
-    """Sends less of a gradient than there is; for one of your own, say `codes`, `encode` and `decode`.
+    """A smaller form of a gradient; a user's codec overrides `codes`, `encode` and `decode`.
 
     Attributes:
-        error_feedback: what encoding takes away is kept, and sent in later steps.
-        adds: codes may be added: the sum of two decodes to the sum of both. Else every member is sent all codes.
-        elementwise: there is one code, with an element for each of the gradient, so several gradients may be one; what
-            is encoded and decoded keeps its shape.
-        gather_up_to: among so few members codes that may be added are gathered all the same, and added once they are
-            decoded, which loses nothing.
-        spreads: one element that is not finite makes others so.
-        added_bits: of the significand in which codes are added; None: as exactly as the type of the sum.
+        error_feedback: keep the part that encoding loses, and send it in later steps.
+        adds: codes may be added: the sum of two codes decodes to the sum of both gradients. Else all members receive
+            all codes.
+        elementwise: there is one code, with an element for each element of the gradient, so that several gradients may
+            share one exchange; encoding and decoding keep the shape.
+        gather_up_to: up to this many members, codes that may be added are gathered instead, and added after decoding,
+            without loss.
+        spreads: an element that is not finite makes other elements not finite.
+        added_bits: bits of the significand in which codes are added; None: the precision of the type of the sum.
     """
 
     error_feedback = True
@@ -122,7 +123,7 @@ class Codec:
     price = Price()
 
     def codes(self, shape: Shape, dtype: int) -> tuple[Code, ...]:
-        """Return what a member sends of a gradient.
+        """Return the tensors that a member sends of a gradient.
 
         Args:
             dtype: number of the type of the sum.
@@ -130,79 +131,80 @@ class Codec:
         raise NotImplementedError
 
     def encode(self, build: Nodes, gradient: Gradient) -> tuple[Value, ...]:
-        """Return what one member sends: tensors as `codes` says."""
+        """Return the tensors that one member sends, of the types and shapes of `codes`."""
         raise NotImplementedError
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Return the gradients that codes stand for, in the type of the sum.
+        """Return the decoded gradients, in the type of the sum.
 
         Args:
-            gradient: one of them, as it was before.
-            codes: where codes are added, their sum; else each of them with a dimension more in front, the senders,
-                which the result has as well.
+            gradient: that of this member, before encoding.
+            codes: the sum of codes that may be added; else the gathered codes, each with the senders as a new first
+                dimension, which the result has as well.
         """
         raise NotImplementedError
 
     def decode_sum(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Return the sum of the gradients that gathered codes, with the senders in front, stand for."""
+        """Return the sum of the decoded gradients; the senders are the first dimension of each code."""
         each = self.decode(build, gradient, codes)
         return build.op("Sum", each, build.numbers(0, "senders"), what="total")
 
     def obstacle(self, shape: Shape) -> str:
-        """Return what stands against encoding a gradient of this shape; "": nothing."""
+        """Return why a gradient of this shape cannot be encoded; "": it can."""
         return ""
 
-    # What only codecs of several exchanges, or with a state of their own, need.
+    # Only codecs with several exchanges, or with state besides the residual, override these.
 
     def rounds(self, shape: Shape, dtype: int) -> tuple[tuple[Code, ...], ...]:
-        """Return what a member sends in each exchange: of several, only the last gives contributions.
+        """Return the tensors that a member sends in each exchange.
 
-        The earlier ones agree on something that all members then have, so `decode` is linear in the last code.
+        Only the last exchange carries contributions to the sum. The earlier ones give all members the same values, so
+        `decode` is linear in the last code.
         """
         return (self.codes(shape, dtype),)
 
     def encode_round(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> tuple[Value, ...]:
-        """Return what one member sends in an exchange; `received` is what the earlier ones gave."""
+        """Return the tensors that one member sends in an exchange; `received` has the results of earlier ones."""
         return self.encode(build, gradient)
 
     def receive(self, build: Nodes, gradient: Gradient, total: Value) -> Value:
-        """Return what is made of the sum of the codes of an exchange behind which another one follows."""
+        """Return the result of an exchange that is not the last, computed from the sum of its codes."""
         return total
 
     def state(self, shape: Shape) -> Mapping[str, Shape]:
-        """Return the names and shapes of what is kept from step to step, zero at first, besides the residual."""
+        """Return the names and shapes of the tensors kept between steps besides the residual; they start at zero."""
         return {}
 
     def update(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> Mapping[str, Value]:
-        """Return what becomes of that state; `received` is what all exchanges gave."""
+        """Return the new state; `received` has the results of all exchanges."""
         return {}
 
-    # What `ar.verify` holds it to, in numpy.
+    # `ar.verify` checks these properties, in numpy.
 
     def most_kept(self, total: Array, members: int) -> float:
         """Return the largest norm that a residual may have after a step.
 
         Args:
-            total: contribution and residual with which one member began.
+            total: contribution plus residual of one member before the step.
         """
         return float(np.linalg.norm(total.ravel()))
 
     def sent(self, gradient: Array, members: int) -> Array | None:
-        """Return what the code of a member's gradient stands for; without error feedback sums are compared with it."""
+        """Return a member's gradient as decoded from its code; `ar.verify` compares sums without error feedback."""
         return None
 
 
 def kept_back(shape: Shape, dtype: int, codec: Codec) -> int:
-    """Return the bytes of what a codec keeps from step to step on each replica, besides the residual."""
+    """Return the bytes of the state that a codec keeps on each replica, besides the residual."""
     return sum(math.prod(one) for one in codec.state(shape).values()) * dtypes.width(dtype)
 
 
 def round_bytes(codes: Sequence[Code]) -> int:
-    """Return how many bytes codes are as they travel: in whole words, unless all are halves."""
+    """Return the bytes of codes as they are sent, each in whole words of `wire_word`."""
     word = wire_word(codes)
     return sum(-(-one.count * dtypes.width(one.dtype) // word) * word for one in codes)
 
 
 def wire_word(codes: Sequence[Code]) -> int:
-    """Return the bytes of the numbers as which codes travel together."""
+    """Return the bytes of the words in which codes are sent together: 2 if all are halves, else 4."""
     return 2 if all(dtypes.width(one.dtype) == 2 for one in codes) else 4

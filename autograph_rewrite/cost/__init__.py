@@ -1,1 +1,1 @@
-"""The cost model: compute by op, communication by latency and bandwidth, memory by liveness, simulated by events."""
+"""The cost model: compute by op, communication by latency and bandwidth, memory by liveness, a simulation by events."""

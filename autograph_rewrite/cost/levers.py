@@ -1,6 +1,6 @@
-"""The levers of a step, in words: what computing, exchanging and memory take, where, and what would change it.
+"""Explain in sentences where a step spends time and memory, and which other plan would reduce it.
 
-What another plan would take is simulated, not guessed; a plan that this graph cannot follow is not offered.
+Other plans are simulated, not estimated; a plan that this graph cannot follow is not offered.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.plan import Plan
 
 WORTH = 0.97
-"""Another plan is offered where it takes less than this part."""
+"""Another plan is offered if it takes at most this part of the time or memory."""
 MUCH = 0.05
-"""Of a step: a smaller part is not worth another simulation."""
-ALIKE = 0.95
+"""A smaller part of the step than this is not worth another simulation."""
+ALIKE = 0.95  # of the longest layer's time: other layers that take as much are reported together with it
 Offered = Iterator[tuple[str, Simulation]]
-"""Other plans by the name of what is changed, each simulated when it is asked for."""
+"""Other plans, each with the name of its change, simulated lazily."""
 
 
 def levers(step: SimulatedStep, config: Config | None) -> tuple[str, ...]:
-    """Return at most three sentences, that of the largest part of the step first and that of memory last.
+    """Return at most three texts, that of the largest part of the step first and that of memory last.
 
     Args:
         step: with its nodes.
-        config: what its plan was built by; None: no other strategy is offered.
+        config: the configuration of its plan; None: no other strategy is offered.
     """
     found, request = step.found, replace(step.plan, edges=(), model_edges=())
     exchanging = found.exposed_seconds / found.step_seconds if found.step_seconds else 0.0
@@ -54,14 +54,14 @@ def levers(step: SimulatedStep, config: Config | None) -> tuple[str, ...]:
 
 
 def _built(strategy: str, step: SimulatedStep, config: Config | None) -> Callable[[], Plan | None]:
-    """Return what builds the plan of another strategy; None where no configuration says how."""
+    """Return a function that builds the plan of another strategy; without a configuration, it returns None."""
     from autograph_rewrite.strategies import STRATEGIES
 
     return lambda: STRATEGIES[strategy].build(step.folded.item, config.with_devices(())) if config is not None else None
 
 
 def _offered(plans: Mapping[str, Callable[[], Plan | None]], step: SimulatedStep, request: Plan) -> Offered:
-    """Yield those plans that are others than the one requested, and that the graph can follow."""
+    """Yield the plans that differ from the requested one and that the graph can follow."""
     if request.part_devices:
         return
     evaluator, own = Evaluator.after(step), (request.variables, request.default, request.remat)
@@ -99,7 +99,7 @@ def _exchange(found: Simulation, share: float, offered: Offered) -> str:
         most, names = max(owners)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text += f", {percent(most / max(1, found.moved_bytes))} of it for {names[0]}{more}"
-    # The first that helps is named: a simulation takes as long as the step's own, and what loses no digit comes first.
+    # The first plan that helps is offered, because each simulation takes long; lossless plans come first.
     faster = next((pair for pair in offered if pair[1].step_seconds <= WORTH * found.step_seconds), None)
     if faster is None:
         return text + "."

@@ -1,13 +1,13 @@
-"""Search: which placements, buckets and compressors make a step shortest in simulation.
+"""Search for the homes of variables, buckets and compressors with the shortest simulated step.
 
     1. every builder's plan, with shared and with mirrored variables where the configuration leaves that open
-    2. from the best of them, variable by variable (those alike together, the largest first): what another builder chose
+    2. from the best of them, variable by variable (equal ones together, the largest first): another builder's choice
     3. sizes of buckets, and compressors if the configuration allows one
 
-A change is kept if it shortens the step by more than a hundredth: of less, a model of this kind knows nothing. Nothing
-is random and no clock is read, so every process finds the same plan; how many plans are tried depends on the size of
-the graph only. A simulation knows what a step takes, not whether every edge of it can be lowered: before a plan is
-offered, it is carried out on a copy of the graph.
+A change is kept if it shortens the step by more than a hundredth, because smaller differences are within the error of
+the model. Nothing is random and no clock is read, so every process finds the same plan; the number of plans tried
+depends only on the size of the graph. A simulation does not show whether every edge can be lowered, so a plan is
+carried out on a copy of the graph before it is offered.
 
 Search by simulation instead of by measurement: Jia et al., Beyond Data and Model Parallelism for Deep Neural Networks
 (FlexFlow, 2019); a choice per variable: H. Zhang et al., AutoSync (2020).
@@ -36,12 +36,12 @@ from autograph_rewrite.resolve.batch import batch_facts
 from autograph_rewrite.training_graph import TrainingGraph
 
 WORTH = 0.99
-"""A change is kept if the step takes less than this part of what it took before."""
+"""A change is kept if the step takes less than this part of its time before."""
 
 
 @dataclass
 class Evaluator:
-    """Simulates plans of one item, keeping what they have in common.
+    """Simulates plans of one item, and reuses analyses that several plans share.
 
     Attributes:
         tried: how many plans have been simulated.
@@ -59,7 +59,7 @@ class Evaluator:
 
     @classmethod
     def after(cls, step: SimulatedStep) -> Evaluator:
-        """Return one for plans that are compared with a step, which has been simulated on its own."""
+        """Return an evaluator that reuses the analysis of a simulated step, for plans to compare with it."""
         evaluator = cls(step.folded.item, step.hardware, batch=step.batch)
         kind = _analysed(step.plan)
         evaluator._folds[kind] = step.folded
@@ -67,13 +67,13 @@ class Evaluator:
         return evaluator
 
     def simulate(self, plan: Plan) -> Simulation:
-        """Return what one step of a plan takes."""
+        """Simulate one step of a plan."""
         stage("simulated %s plans, next %s", self.tried, plan.strategy)
         kind, micro, plain = _analysed(plan), plan.microbatches, whole(plan)
         if kind not in self._folds:
             self._folds[kind] = fold(self.item, plan, self.batch)
         folded = self._folds[kind]
-        batch_facts(folded.state.graph, folded.item, plan)  # so many micro-batches may be more than there are examples
+        batch_facts(folded.state.graph, folded.item, plan)  # raises if there are more micro-batches than examples
         if (kind, micro) not in self._counts:
             self._counts[kind, micro] = counted(folded, plan, self.hardware, self.batch)
         counts = self._counts[kind, micro]
@@ -86,55 +86,55 @@ class Evaluator:
         return simulated(folded, resolved, self.hardware, batch=self.batch, events=False, counts=counts, staged=staged)
 
     def _staged(self, kind: object, folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
-        """Return a step in stages: how many micro-batches there are does not move a node to another one."""
+        """Return a step in stages, which do not depend on the number of micro-batches."""
         key = kind, plan.pipeline, frozenset(edge.node for edge in plan.edges)
         if key not in self._stages:
             self._stages[key] = divided(folded, plan, counts)
         return replace(self._stages[key], counts=counts)
 
     def simulate_once(self, plan: Plan) -> Simulation:
-        """Return what one step of a plan takes that no other plan has anything in common with."""
+        """Simulate one step of a plan that shares no analysis with others."""
         stage("simulated %s plans, next %s", self.tried, plan.strategy)
         self.tried += 1
         return simulated(fold(self.item, plan, self.batch), plan, self.hardware, batch=self.batch, events=False)
 
     def cut(self, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
-        """Return which dimension of each variable a plan cuts on the model axis, and what its devices exchange."""
+        """Return the dimension that the model axis splits of each variable, and the edges between logical devices."""
         return cut_model(self.item, plan)
 
 
 def _analysed(plan: Plan) -> object:
-    """Return what the analysis of a step depends on; of a budget for recomputation, also what variables take."""
+    """Return a key of everything that the analysis of a step depends on."""
     places = plan.variables if plan.remat is not None and plan.remat.limit is not None else ()
-    # In one process, with a device for each replica, gradients are divided alike wherever their variables live.
+    # In one process, with a device for each replica, gradients have the same placements wherever their variables live.
     is_apart = len(plan.processes) == 1 and len(set(run_devices(plan))) > 1
     has_servers = not is_apart and any(request.servers for request in plan.variables)
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
-    if plan.remat is not None or plan.passes:  # what is computed again, and the user's passes, may ask for any of it
+    if plan.remat is not None or plan.passes:  # recomputation and the user's passes may depend on any of these
         return (*given, plan.micro, plan.pipeline, plan.remat, plan.passes, plan.model, has_servers, places)
-    # how many micro-batches there are moves no value to another placement, only whether there are several
+    # placements depend on whether there are several micro-batches, not on how many
     several = plan.microbatches > 1 and plan.micro is not None and replace(plan.micro, count=0)
     return (*given, several, plan.looped, plan.pipeline is not None, plan.model, has_servers)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan and what it takes."""
+    """A plan and its simulation."""
 
     plan: Plan
     found: Simulation
 
     @property
     def key(self) -> tuple[float, int, int]:
-        """What is compared: the step, then memory, then bytes."""
+        """The sort key: seconds of the step, then memory, then bytes."""
         return self.found.step_seconds, self.found.peak_bytes, self.found.moved_bytes
 
     def fits(self, limit: int | None) -> bool:
-        """Return whether a device with so many bytes has room for it."""
+        """Return whether it fits on devices with `limit` bytes."""
         return limit is None or self.found.peak_bytes <= limit
 
     def is_better_than(self, other: Candidate) -> bool:
-        """Return whether it is worth a change."""
+        """Return whether its step is shorter by enough."""
         return self.found.step_seconds < WORTH * other.found.step_seconds
 
 
@@ -144,9 +144,9 @@ class Search:
 
     Attributes:
         budget: how many plans may be tried.
-        limit: bytes that a device has; None where nobody says.
-        reasons: for people.
-        kept: what was the best, one after another; each but the first has its reason.
+        limit: bytes of a device; None if unknown.
+        reasons: one text for each change that was kept.
+        kept: the best candidates so far, in order; each but the first has its reason.
     """
 
     evaluator: Evaluator
@@ -160,13 +160,13 @@ class Search:
         self.kept.append(self.best)
 
     def offer(self, make: Callable[[], Plan], reason: str) -> bool:
-        """Simulate a changed plan, and keep it if it is better; return whether it was."""
+        """Simulate a changed plan, and keep it if it is better; return whether it was kept."""
         if self.evaluator.tried >= self.budget:
             return False
         try:
             plan = make()
             candidate = Candidate(plan, self.evaluator.simulate(plan))
-        except RewriteError:  # a mixture that no graph can follow
+        except RewriteError:  # a combination that this graph cannot follow
             return False
         if not candidate.is_better_than(self.best) or not candidate.fits(self.limit):
             return False
@@ -178,18 +178,18 @@ class Search:
 
 
 def refusal(item: TrainingGraph, plan: Plan, *, with_hints: bool = True) -> RewriteError | None:
-    """Return why a plan cannot be carried out, None where it can.
+    """Return why a plan cannot be carried out, None if it can.
 
     Args:
         item: normalised; it is not changed.
         plan: a request, or a plan with edges.
-        with_hints: the error says what would lift it, which is tried out.
+        with_hints: try out changes that would lift the error, and name them in it; slower.
     """
-    training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
+    training = bool(item.targets)  # without targets, the plan of a step has no micro-batches or stages
     tried = plan.of_step(training=training)
     try:
         request(item, plan)
-        for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
+        for task in sorted({0, plan.workers - 1}):  # worker 0 and the other workers have different graphs
             if with_hints:
                 compile_task(item, tried, task, training=training)
             else:
@@ -200,13 +200,13 @@ def refusal(item: TrainingGraph, plan: Plan, *, with_hints: bool = True) -> Rewr
 
 
 def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tuple[Candidate, list[str]]:
-    """Return the first candidate that can be carried out, and for each before it why it cannot.
+    """Return the first candidate that can be carried out, and a note on each one before it.
 
     Args:
         candidates: at least one, the best first.
 
     Raises:
-        RewriteError: that of the first, if none of them can.
+        RewriteError: no candidate can be carried out; the error is that of the first.
     """
     notes: list[str] = []
     refused: list[tuple[Plan, RewriteError]] = []

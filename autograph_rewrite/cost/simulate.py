@@ -2,7 +2,7 @@
 
 item, plan, cluster ──► folded step ──► tasks ──► played event by event ──► step time, memory, links, trace
 
-Identical devices and processes are folded into one, so that a thousand of them take no longer than two.
+Identical devices and processes are simulated as one, so that a thousand take no longer than two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a step runs on.
+    """The devices and network that a step runs on.
 
     Attributes:
         machine: how fast its devices are.
@@ -62,11 +62,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A predicted step, with what predictions of other plans have in common with it.
+    """A predicted step, with the analysis that predictions of other plans can reuse.
 
     Attributes:
-        hardware: what it runs on.
-        batch: examples of the global batch, as they were given.
+        batch: examples of the global batch; None if the caller gave none.
     """
 
     plan: Plan
@@ -90,13 +89,13 @@ def simulate(
     Args:
         item: a training graph; it is not changed.
         plan: a request or a resolved plan for it.
-        cluster: what says how fast the network is: a configuration, its `cluster` or `network` section.
-        batch: examples of all replicas together; left out, what the graph says, else 32 for each replica.
-        machine: how fast its devices are; left out, round figures. `calibrate()` measures this one.
+        cluster: the speed of the network, as a configuration or its `cluster` or `network` section.
+        batch: examples of all replicas together; default: the size in the graph, else 32 for each replica.
+        machine: the speed of the devices; default: round figures. `calibrate()` measures this machine.
 
     Raises:
         GraphError: the graph has no batch input, or it has been distributed already.
-        PlanError: the plan is not one for this graph.
+        PlanError: the plan does not fit this graph.
     """
     if item.report is not None:
         raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
@@ -104,7 +103,7 @@ def simulate(
     stage("simulating a step")
     require(replace(neutral(plan), edges=()), flat)
     if plan.model is not None and plan.mode == "mirrored":
-        plan = replace(plan, edges=())  # they are of the program of one device, and devices are priced one by one
+        plan = replace(plan, edges=())  # they belong to the program of one device, but each device is priced separately
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
 
@@ -112,7 +111,7 @@ def simulate(
         hardware, folded = Hardware(machine or Machine(), network_of(cluster)), fold(flat, plan, batch)
         counts = counted(folded, plan, hardware, batch)
         found = simulated(folded, plan, hardware, batch=batch, counts=counts)
-        if plan.has_shards_of_replicas:  # what is handed over for them is found with the placements of their handles
+        if plan.has_shards_of_replicas:  # `folded` has no shards, so only the resolved plan has their gathers
             edges = plan.edges or pass_pipeline.resolve(flat, plan, batch).edges
             found = replace(found, exchanged_bytes=exchanged_bytes(edges))
         return SimulatedStep(plan, folded, counts, hardware, batch, found)
@@ -125,7 +124,7 @@ def simulate(
 
 
 def counted(folded: AnalyzedStep, plan: Plan, hardware: Hardware, batch: int | None) -> Mapping[Node, OpCounts]:
-    """Return FLOPs and bytes by node, which do not depend on placements of variables."""
+    """Return FLOPs and bytes by node, which do not depend on the homes of variables."""
     return count(folded, sizes_of(plan, folded.state, batch), hardware.topology(plan).cpu)
 
 
@@ -139,14 +138,14 @@ def simulated(
     counts: Mapping[Node, OpCounts] | None = None,
     staged: Staged | None = None,
 ) -> Simulation:
-    """Predict one step of what has been folded already, without events if nobody wants them.
+    """Predict one step of a folded graph.
 
     Args:
-        plan: what to price; its edges are found if it has none.
+        plan: the plan to price; its edges are found if it has none.
         batch: examples of the global batch, where the graph does not say.
-        events: play the tasks, instead of only adding their work up.
-        counts: FLOPs and bytes by node, counted before.
-        staged: the step in stages, divided before.
+        events: include events, memory over time and the cost of nodes in the result.
+        counts: the result of `counted`; None: it is computed.
+        staged: the result of `divided`; None: it is computed.
     """
     resolved = folded.resolve(plan if plan.edges or not batch else replace(plan, batch=batch))
     notes: tuple[str, ...] = ()
@@ -229,7 +228,7 @@ def _exchanges(groups: Iterable[ExchangeGroup], plan: Plan) -> Iterator[Exchange
 
 
 def _sent(built: Built, topology: Topology) -> Iterator[ExchangeUse]:
-    """Yield what crosses between the logical devices of a replica."""
+    """Yield the copies between the logical devices of a replica."""
     for (value, lane, _), (move, _) in built.sent.items():
         if lane == topology.lanes[0]:
             yield ExchangeUse(value.name, "send", (MODEL_AXIS,), int(sum(move.traffic.values())))
@@ -246,14 +245,14 @@ def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
                 busy[lane] = busy.get(lane, 0.0) + held
     others = topology.processes * (topology.local - 1)
     counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
-    if topology.plan.pipeline is None:  # with stages, each link has its own name
+    if topology.plan.pipeline is None:  # with stages, each link has a different name
         counts |= {lane: topology.plan.replicas for lane in carried if " to " in lane}
     used = sorted(lane for lane, nbytes in carried.items() if nbytes)
     return [LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0)) for lane in used]
 
 
 def _exposed(tasks: list[Task], lanes: set[str]) -> float:
-    """Return for how long something is exchanged while no replica computes."""
+    """Return the time in which something is exchanged while no replica computes."""
     changes = []
     for task in tasks:
         computes = task.kind == COMPUTE and not lanes.isdisjoint(task.holds)
@@ -273,11 +272,10 @@ def _exposed(tasks: list[Task], lanes: set[str]) -> float:
 
 
 def _events(tasks: list[Task], places: Mapping[int, str]) -> list[Event]:
-    """Return what happens on each lane; where several devices share one, by the device.
+    """Return the events of played tasks, by lane; by device if several devices share a lane.
 
     Args:
-        tasks: as they were played.
-        places: devices of tasks, by the identity of the task.
+        places: devices of tasks, by `id(task)`.
     """
     found = [
         Event(task.name, places.get(id(task), lane), task.start, held, task.kind)
@@ -288,26 +286,26 @@ def _events(tasks: list[Task], places: Mapping[int, str]) -> list[Event]:
     return sorted(found, key=lambda event: (event.start, event.lane, event.name))
 
 
-# What each device of a simulated step holds and computes, and what each node of it costs.
+# The memory and work of each device of a simulated step, and the cost of each node.
 #
 #     shared, 2 replicas on CPUs     cpu                  all replicas
 #     mirrored                       first cpu device     what exists once, too      other cpu devices
 #     a model axis of 2              CPU:0   CPU:1        the first replica's        CPU:2   CPU:3        the others'
 #
-# Identical devices stand together, logical ones apart. A node costs time, memory at the peak, and what is exchanged of
-# what it makes. The seconds of all nodes together are those for which the first device of a process (and its servers)
-# is busy.
+# Identical devices share one row; logical devices have a row each. The cost of a node is its time, its memory at the
+# peak, and the exchange of its outputs. The seconds of all nodes add up to the busy time of the first device of a
+# process (and of its servers).
 
 
 @dataclass(frozen=True)
 class DeviceContent:
-    """What one kind of device has.
+    """The memory and work of one kind of device.
 
     Attributes:
-        name: for people.
+        name: shown to users.
         count: how many there are.
-        busy: seconds that one computes.
-        work: FLOPs and bytes that one computes.
+        busy: seconds that one of them computes.
+        work: FLOPs and bytes of one of them.
     """
 
     name: str
@@ -320,11 +318,11 @@ class DeviceContent:
 def device_uses(
     folded: AnalyzedStep, plan: Plan, built: Built, topology: Topology, *, lines: bool
 ) -> list[tuple[DeviceUse, list[Buffer]]]:
-    """Return the devices of a step that has been played, each with what is in its memory at the peak.
+    """Return the devices of a step that has been played, each with the buffers that are alive at its peak.
 
     Args:
         plan: resolved.
-        lines: whether memory over time, and what of it is activations, is wanted.
+        lines: also find memory over time, activations and the buffers at the peak.
     """
     found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(folded, built, topology)
     activations = _activations(folded, plan, built) if lines else frozenset()
@@ -332,7 +330,7 @@ def device_uses(
 
 
 def _busy(built: Built, tasks: Iterable[Task]) -> dict[str, float]:
-    """Return for how long tasks keep each place busy: of cores, for how long all of them would be."""
+    """Return how long tasks keep each place busy; on a CPU, scaled as if they kept all cores busy."""
     busy: dict[str, float] = {}
     for task in tasks:
         if task.kind == COMPUTE:
@@ -350,7 +348,7 @@ def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterato
         if lane == REST:
             count *= topology.local - 1
         elif lane == OTHERS:
-            continue  # they stand beside the first one
+            continue  # `_cpu_devices` yields them with the first one
         elif lane not in topology.lanes:
             count = 1
         if lane == CPU and topology.local > 1:
@@ -365,11 +363,14 @@ def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterato
 def _cpu_devices(
     built: Built, topology: Topology, own: list[Buffer], busy: tuple[float, float]
 ) -> Iterator[DeviceContent]:
-    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables.
+    """Yield the CPU devices of a process.
+
+    With shared variables, the first device has all replicas' buffers; with mirrored ones, its replica's and those that
+    exist once.
 
     Args:
-        own: what is in the memory of the CPU.
-        busy: seconds of everything, and of what each replica does: all replicas compute on the same cores at a time.
+        own: the buffers in the memory of the CPU.
+        busy: seconds of all tasks, and of the tasks of nodes that run on each replica.
     """
     others = topology.processes * (topology.local - 1)
     apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
@@ -386,7 +387,7 @@ def _cpu_devices(
 
 
 def _on_logical_devices(built: Built, topology: Topology) -> Iterator[DeviceContent]:
-    """Yield the logical devices of the first replica, then those of the others, which only have what each has."""
+    """Yield the logical devices of the first replica, then those of the others, which lack values that exist once."""
     busy, lanes = _busy(built, built.tasks), topology.lanes
     for device in range(topology.logical):
         place = topology.place(lanes[0], device)
@@ -406,13 +407,13 @@ def _on_logical_devices(built: Built, topology: Topology) -> Iterator[DeviceCont
 
 
 def _work(built: Built, place: str, instances: int, *, once: bool = True) -> tuple[float, float]:
-    """Return FLOPs and bytes of a device: of what runs once, and of so many instances of what each replica runs."""
+    """Return FLOPs and bytes of a device: of nodes that run once, and of so many instances of all other nodes."""
     alone, each = (built.work.get((place, kind), (0.0, 0.0)) for kind in (False, True))
     return (alone[0] * once + each[0] * instances, alone[1] * once + each[1] * instances)
 
 
 def _activations(folded: AnalyzedStep, plan: Plan, built: Built) -> frozenset[Buffer]:
-    """Return what the forward pass makes and the backward pass reads."""
+    """Return the buffers that the forward pass makes and the backward pass reads."""
     try:
         forward = forward_nodes(plan, folded.state, folded.outputs)
     except PlanError:  # nothing is trained
@@ -446,7 +447,7 @@ def _use(held: DeviceContent, activations: Collection[Buffer], *, lines: bool) -
 
 
 def _holders(alive: Iterable[Buffer]) -> Holders:
-    """Return who holds the most of what is alive: the makers of buffers, and what is always there, together."""
+    """Return the largest holders of live memory: the makers of buffers; variables and other kept buffers in one sum."""
     held = Counter[str]()
     for buffer in alive:
         if not buffer.kept and buffer.maker is not None:
@@ -469,10 +470,10 @@ def _by_node(sums: Mapping[str, _Sums]) -> tuple[NodeUse, ...]:
 
 
 def node_uses(folded: AnalyzedStep, built: Built, alive: Iterable[Buffer]) -> tuple[NodeUse, ...]:
-    """Return the cost of each node of a step that has been played; the exchange of a gradient is its variable's.
+    """Return the cost of each node of a step that has been played; the exchange of a gradient counts for its variable.
 
     Args:
-        alive: what is in the memory of the fullest device at the peak.
+        alive: the buffers of the fullest device that are alive at its peak.
     """
     sums, node_of, variables = defaultdict[str, _Sums](_Sums), dict[Task, str](), folded.item.variables
     for node, tasks in built.tasks_of.items():
@@ -496,7 +497,7 @@ def node_uses(folded: AnalyzedStep, built: Built, alive: Iterable[Buffer]) -> tu
 
 
 def staged_uses(step: StagedStep) -> tuple[NodeUse, ...]:
-    """Return the seconds of each node of a pipelined step, over all stages of one replica; memory is that of parts."""
+    """Return the seconds of each node of a pipelined step, over all stages of one replica; memory is not per node."""
     sums = defaultdict[str, _Sums](_Sums)
     for part, nodes in step.staged.parts.items():
         for node, seconds in step.seconds_of(part, nodes):

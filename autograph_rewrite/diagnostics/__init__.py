@@ -1,1 +1,1 @@
-"""Mistakes in files, reported all together, each with its line."""
+"""Mistakes in files, all reported together with their lines; limits, amounts and progress."""

@@ -1,6 +1,6 @@
-"""Bytes, times, counts and lists as people write them: three digits that count, and always a unit.
+"""Format bytes, times, counts and lists for people: three significant digits, and always a unit.
 
-The page of a report has the same rules (`inspect/page/data.js`).
+The page of a report follows the same rules (`inspect/page/data.js`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def digits(value: float) -> str:
-    """Return `1,234`, `47.6` or `0.0432`: three digits that count, without an exponent."""
+    """Return `1,234`, `47.6` or `0.0432`: three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return `7.6 %` and the like; all but everything is not `100 %`."""
+    """Return `7.6 %` and the like; a share just below 1 is `> 99.9 %`."""
     shown = f"{100 * share:.3g}"
     return "> 99.9 %" if shown == "100" and share < 1 else f"{shown} %" if share >= 0.001 else "< 0.1 %"
 
@@ -44,6 +44,6 @@ def several(count: int, noun: str) -> str:
 
 
 def few(names: Sequence[str], most: int | None = 4) -> str:
-    """Return the first names, and how many more there are; None: all of them."""
+    """Return the first `most` names, and how many more there are; None: all names."""
     most = len(names) if most is None else most
     return ", ".join(names[:most]) + ("" if len(names) <= most else f" and {len(names) - most:,} more")

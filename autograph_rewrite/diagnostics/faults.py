@@ -1,4 +1,4 @@
-"""All faults of a file, reported together, each with its line."""
+"""Report all faults of a file together, each with its line; warn at the line of the user's program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from autograph_rewrite.errors import RewriteError
 
-# Enough to see the pattern; a file of another kind would otherwise print a page per line.
+# Enough to see the pattern; a file of another kind may have thousands of faults.
 SHOWN = 50
 
 
 @dataclass(frozen=True)
 class FileFault:
-    """One thing that is wrong, the place where it stands and, if there is one, the way out."""
+    """One fault, its place, and a hint if there is one."""
 
     where: str
     message: str
@@ -31,9 +31,9 @@ def raise_if_any(faults: Iterable[FileFault], *, error: type[RewriteError], titl
     """Raise one `error` that lists all `faults`; do nothing when there are none.
 
     Args:
-        faults: what was found. They are told in the order of their lines, each once.
+        faults: they are listed in the order of their lines, without repetition.
         error: the type to raise. Its `where` is the place of the first fault.
-        title: what was read, as in "configs/ring.yaml"; it opens a message of several lines.
+        title: the file, as in "configs/ring.yaml"; it heads a list of several faults.
     """
     listed = sorted(dict.fromkeys(faults), key=lambda fault: fault.line)
     if listed:
@@ -41,7 +41,7 @@ def raise_if_any(faults: Iterable[FileFault], *, error: type[RewriteError], titl
 
 
 def failure(faults: Sequence[FileFault], *, error: type[RewriteError], title: str = "") -> RewriteError:
-    """The error that tells these faults.
+    """Return the error that lists these faults.
 
     Args:
         faults: at least one.
@@ -55,15 +55,15 @@ def failure(faults: Sequence[FileFault], *, error: type[RewriteError], title: st
             lines.append(f"  ... and {len(faults) - SHOWN} more")
         problem = "\n".join(lines)
     made = error(problem)
-    made.where = faults[0].where  # for programs; the text above says it already
+    made.where = faults[0].where  # for programs; the message already has the place
     return made
 
 
 def did_you_mean(word: str, known: Sequence[str], *, noun: str = "known keys") -> str:
-    """A hint that names the closest of `known`, or all of them when none is close.
+    """Return a hint that names the closest of `known`, or all of them if none is close.
 
     Args:
-        noun: what `known` is called, after "known" and in the plural.
+        noun: "known" and a plural noun for the words in `known`.
     """
     by_case = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_case, n=1)
@@ -73,19 +73,19 @@ def did_you_mean(word: str, known: Sequence[str], *, noun: str = "known keys") -
 
 
 def either(words: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-# Warnings that name the line of the user's program, however deep in the package they are given.
+# Warnings show the line of the user's program, however deep in the package they arise.
 
 PACKAGE = __name__.partition(".")[0]
 
 
 def warn_user(message: str) -> None:
-    """Warn at the innermost line that is not the package's own."""
+    """Warn at the innermost line outside of this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

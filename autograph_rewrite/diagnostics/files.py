@@ -1,4 +1,4 @@
-"""Files: read whole, if they end and are not too large, and written atomically, where a link leads.
+"""Read regular files of limited size, and write files atomically, following links.
 
 g.pb -> models/7.pb      read and written: models/7.pb; a reader sees the old bytes or the new ones, with their mode
 /dev/zero, a pipe        refused before a byte is read
@@ -19,7 +19,7 @@ AnyPath = str | os.PathLike[str]
 
 
 class UnfitFileError(OSError):
-    """A file that is none, or is too large; `strerror` says which."""
+    """The path is no regular file, or the file is too large; `strerror` says which."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(0, problem)
@@ -32,9 +32,9 @@ def read_whole(path: AnyPath, most: str = "bytes") -> bytes:
         most: the name of the limit for its size.
 
     Raises:
-        OSError: there is nothing of that name, it cannot be read, it is no file, or it is too large.
+        OSError: the file does not exist, cannot be read, is no regular file, or is too large.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK, a pipe waits for a writer
     try:
         known = os.fstat(handle)
         if stat.S_ISDIR(known.st_mode):
@@ -45,19 +45,19 @@ def read_whole(path: AnyPath, most: str = "bytes") -> bytes:
         if known.st_size > allowed:
             raise UnfitFileError(f"the file has {known.st_size:,} bytes, more than {allowed:,} ({VARIABLE}: {most})")
         with open(handle, "rb", closefd=False) as file:
-            return file.read(known.st_size)  # what is written meanwhile is not read
+            return file.read(known.st_size)  # not the bytes that are appended meanwhile
     finally:
         os.close(handle)
 
 
 @contextmanager
 def replacing(path: AnyPath) -> Iterator[Path]:
-    """Give a temporary path beside a file, which takes its place when the block ends well, and vanishes otherwise.
+    """Yield a temporary path in the same folder, which replaces a file if the block ends without an error.
 
-    A link stays, and what it leads to is replaced; a file that is there keeps its mode.
+    A link is kept and its target is replaced; an existing file keeps its mode.
 
     Raises:
-        OSError: it is a folder or a device, or its folder cannot be written to.
+        OSError: the target is a folder or a device, or its folder cannot be written to.
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target)
@@ -83,7 +83,7 @@ def write_whole(path: AnyPath, data: bytes) -> None:
 
 
 def _mode(target: Path) -> int | None:
-    """Return the permissions of a file that is there; None: it gets those of any new file."""
+    """Return the permissions of an existing file; None for a new file."""
     try:
         known = os.stat(target).st_mode
     except FileNotFoundError:

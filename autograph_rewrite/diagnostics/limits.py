@@ -1,4 +1,4 @@
-"""Limits: how large what is read may be, how long reading and matching take; the environment changes them.
+"""Limit the size of input, and the time of reading and of matching patterns; the environment changes the limits.
 
 AUTOGRAPH_REWRITE_LIMITS="bytes=100000000,nodes=50000" autograph-rewrite inspect uploaded.pb
 """
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
         "name": 2**16,  # letters of the name of a node, a function or a device
         "expanded": 1_000_000,  # copies of the nodes of functions, of one call
         "text": 2**25,  # bytes of a configuration, or of a plan as text
-        "depth": 100,  # of collections in each other there
+        "depth": 100,  # of nested collections in a configuration or plan
         "seconds": 300,  # that reading a file takes
     }
 )
@@ -35,10 +35,10 @@ def limit(name: str, environ: Mapping[str, str] = os.environ) -> int:
     """Return a limit.
 
     Args:
-        environ: where somebody may have set it.
+        environ: the environment, whose `VARIABLE` may set it.
 
     Raises:
-        ConfigError: it is set to what is no number, or another limit is meant that does not exist.
+        ConfigError: `VARIABLE` sets a limit that does not exist, or sets one to something that is no number.
     """
     given = dict(DEFAULTS)
     for entry in filter(None, environ.get(VARIABLE, "").split(",")):
@@ -49,31 +49,31 @@ def limit(name: str, environ: Mapping[str, str] = os.environ) -> int:
     return given[name]
 
 
-# A limit for the time that reading takes: an exception in the thread that reads, from one that waits.
+# Limit the time of reading: a waiting thread raises an exception in the thread that reads.
 #
 # in_time(read)      a thread waits ── 300 s ──► an exception in the thread of `read`, between two of its instructions
 #
-# What is in C at that moment ends first; there it is parsing, whose time is that of the file's size. Signals would
-# reach the main thread only, and belong to the program.
+# A running call of C code ends first; that is a parser, whose time is limited by the size of the file. Signals are no
+# alternative: they reach only the main thread, and their handlers belong to the program.
 
 T = TypeVar("T")
 
 _AGAIN = 1.0
-"""Seconds from one ring to the next."""
+"""Seconds between two attempts to interrupt."""
 
 
 class _Interruption(BaseException):
-    """Ends what the thread does; nothing catches it that catches errors."""
+    """Interrupts a thread; handlers of `Exception` do not catch it."""
 
 
 def in_time(read: Callable[[], T], *, name: str, error: type[RewriteError]) -> T:
-    """Return what a function reads, unless it takes longer than the limit `seconds`.
+    """Return the result of a function; interrupt it after the limit `seconds`.
 
     Args:
-        name: of what it reads, for the message.
+        name: of the file, for the message.
 
     Raises:
-        RewriteError: of type `error`: it took longer, and was ended.
+        RewriteError: of type `error`: the function took longer.
     """
     seconds = limit("seconds")
     alarm = _Alarm(seconds, threading.get_ident())
@@ -89,7 +89,7 @@ def in_time(read: Callable[[], T], *, name: str, error: type[RewriteError]) -> T
 
 
 class _Alarm(threading.Thread):
-    """Rings until it is heard: an exception in a callback of the interpreter's is lost."""
+    """Interrupts a thread, repeatedly, because an exception in a callback of the interpreter is lost."""
 
     def __init__(self, seconds: float, thread: int) -> None:
         super().__init__(name="time_limit", daemon=True)
@@ -97,7 +97,7 @@ class _Alarm(threading.Thread):
         self._lock, self._ended = threading.Lock(), threading.Event()
 
     def run(self) -> None:
-        """Wait, and ring."""
+        """Wait, then interrupt until `end` is called."""
         pause = self._seconds
         while not self._ended.wait(pause):
             pause = _AGAIN
@@ -106,7 +106,7 @@ class _Alarm(threading.Thread):
                     _raise_in(self._thread, ctypes.py_object(_Interruption))
 
     def end(self) -> None:
-        """Ring no more; what has rung and was not heard yet is forgotten."""
+        """Interrupt no more; cancel an interruption that has not been raised yet."""
         with self._lock:
             self._ended.set()
         _raise_in(self._thread, None)
@@ -116,23 +116,23 @@ def _raise_in(thread: ctypes.c_ulong, error: object) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
 
 
-# Patterns of a configuration: regular expressions that end in time, whoever wrote them.
+# Patterns of a configuration, which may come from anybody: regular expressions with a limit on the time of a match.
 #
 #     variables: [{match: '(a|aa)+b', ...}]     on a name of sixty `a`s: an error after a second, not hours of searching
 #
-# Python's own `re` cannot be ended once it searches; `regex`, which understands the same expressions, can.
+# Python's `re` cannot be interrupted; `regex`, which accepts the same expressions, has a timeout.
 
 SECONDS = 1.0
-"""Of one match; names are short, so a pattern that takes milliseconds is rare already."""
+"""The limit for one match; names are short, so few patterns take even milliseconds."""
 LENGTH = 10_000
-"""Characters of a pattern: compiling it takes time that grows faster than it does."""
+"""The most characters of a pattern, because the time of compiling grows faster than its length."""
 
 
 def check_pattern(pattern: str) -> None:
-    """Check that a text is a regular expression.
+    """Check that a text is a regular expression of limited length.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
     if len(pattern) > LENGTH:
         raise ValueError(f"must be a regular expression of at most {LENGTH:,} characters, and has {len(pattern):,}")
@@ -146,10 +146,10 @@ def check_pattern(pattern: str) -> None:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches a name as a whole.
+    """Return whether a pattern matches a whole name.
 
     Raises:
-        ConfigError: nobody knows in time.
+        ConfigError: the match takes too long.
     """
     try:
         return regex.fullmatch(pattern, name, timeout=SECONDS) is not None
@@ -161,9 +161,9 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def first_match(patterns: Iterable[str], name: str) -> int | None:
-    """Return the number of the first pattern that matches a name as a whole; None if none does.
+    """Return the index of the first pattern that matches a whole name; None if none does.
 
     Raises:
-        ConfigError: nobody knows in time.
+        ConfigError: a match takes too long.
     """
     return next((i for i, pattern in enumerate(patterns) if matches(pattern, name)), None)

@@ -1,7 +1,7 @@
-"""YAML that remembers the line of each key, so that faults are reported as `file:line`.
+"""Read YAML with the line of each key, so that faults are reported as `file:line`.
 
-The data are plain dicts, lists and scalars, as `yaml.safe_load` gives them except in what it gets wrong for a
-configuration: keys stay text (`on` is no boolean), dates stay text, and a key that stands twice is a fault.
+The data are plain dicts, lists and scalars as from `yaml.safe_load`, except that keys stay text (`on` is no boolean),
+dates stay text, and a repeated key is a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KeyPath = tuple[str | int, ...]
 
 
 class Finding(NamedTuple):
-    """What is wrong, at which path of a file, and the way out."""
+    """A fault at a path of a file, and a hint."""
 
     path: KeyPath
     message: str
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was built: ten times faster
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}timestamp")
-_MAX_ALIASED = 100_000  # values beyond those of the file: aliases of aliases can write a gigabyte in ten lines
+_MAX_ALIASED = 100_000  # values that aliases repeat: nested aliases can expand ten lines to a gigabyte
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class Place:
 
 @dataclass(frozen=True)
 class Source:
-    """Where some data came from.
+    """The file that data were read from, with the places of its keys.
 
-    All sources compare equal: two equal configurations stay equal when they come from two files.
+    All sources compare equal, so that equal configurations from two files are equal.
     """
 
     name: str = field(default="config", compare=False)
     places: Mapping[KeyPath, Place] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, path: KeyPath) -> str:
-        """`file:line` of `path`, or of the nearest thing around it; only the name when it was no file."""
+        """Return `file:line` of `path`, or of the nearest enclosing key; only the name if no places are known."""
         line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
 
     def fault(self, path: KeyPath, message: str, hint: str | None = None) -> FileFault:
-        """A fault at `path`.
+        """Return a fault at `path`.
 
         Args:
             path: keys and indices from the top of the file.
@@ -68,10 +68,11 @@ class Source:
         return FileFault(self.at(path), message, hint, self._line(path))
 
     def also(self, path: KeyPath, written: KeyPath) -> Source:
-        """This source, in which what is said of `path` is said of another key that is written.
+        """Return a source in which `path` has the place of another key.
 
         Args:
-            path: what follows from the other key.
+            path: a key that is not in the file.
+            written: the key from which its value follows.
         """
         known = {path: self.places[written]} if written in self.places else {}
         return replace(self, places=MappingProxyType({**self.places, **known}))
@@ -85,7 +86,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Located:
-    """Data, the places that its parts have in the file, and what is wrong with it as YAML."""
+    """Data, the places of its parts in the file, and the YAML faults."""
 
     data: object
     source: Source
@@ -93,7 +94,7 @@ class Located:
 
 
 def dotted(path: KeyPath) -> str:
-    """`variables[0].match` for ("variables", 0, "match")."""
+    """Return `variables[0].match` for ("variables", 0, "match")."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -104,7 +105,7 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
     """Read a YAML (or JSON) file.
 
     Raises:
-        RewriteError: of type `error`, when there is no such file, it is no YAML, or it takes too long to read.
+        RewriteError: of type `error`: the file does not exist, is no YAML, or takes too long to read.
     """
     shown = os.fspath(path)
     return in_time(lambda: _load(path, shown, error), name=shown, error=error)
@@ -126,13 +127,13 @@ def _load(path: str | os.PathLike[str], shown: str, error: type[RewriteError]) -
 
 
 def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
-    """Read YAML text; `file` is what places are named after.
+    """Read YAML text; `file` is the name in places and messages.
 
     Raises:
-        RewriteError: of type `error`, when the text is no YAML or holds nothing.
+        RewriteError: of type `error`: the text is no YAML, or is empty.
     """
     try:
-        if _is_too_deep(text):  # libyaml composes recursively, in C: brackets alone would crash the process
+        if _is_too_deep(text):  # libyaml composes recursively, in C: many brackets would crash the process
             raise error(f"{file}: this is nested too deeply to be read")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as problem:
@@ -145,7 +146,7 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
 
 
 def _is_too_deep(text: str) -> bool:
-    """Whether more collections are nested in each other than may be."""
+    """Return whether collections are nested more deeply than the limit."""
     depth, most = 0, limit("depth")
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -158,7 +159,7 @@ def _is_too_deep(text: str) -> bool:
 
 
 def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
-    """What is wrong as YAML."""
+    """Return the fault of a YAML error."""
     if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark is not None:
         said = " ".join(part for part in (problem.context, problem.problem) if part)
         return FileFault(f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}")
@@ -166,7 +167,7 @@ def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
 
 
 class _Reader:
-    """Turns YAML nodes into data, noting places and faults on the way; raises `error` for what has no end."""
+    """Turns YAML nodes into data and records places and faults; raises `error` for too deep or too many values."""
 
     def __init__(self, file: str, error: type[RewriteError]) -> None:
         self.file = file
@@ -186,7 +187,7 @@ class _Reader:
         }
 
     def read(self, node: yaml.Node, path: KeyPath) -> object:
-        """The data of `node`, which stands at `path`."""
+        """Return the data of the node at `path`."""
         if len(path) > self._most_depth:  # aliases of aliases nest, too
             raise self._error(f"{self.file}: this is nested too deeply to be read")
         if id(node) in self._read:

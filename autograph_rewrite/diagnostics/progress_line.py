@@ -1,10 +1,10 @@
-"""The line of progress: what long work is at, on standard error, and for how long it has run.
+"""Show the stage of long work and its time so far, on standard error.
 
-    ⠹ 12 s  insert-reshards (41,203 nodes)      on a terminal, from the second second on; gone when a result is printed
-    ... 10 s: insert-reshards (41,203 nodes)    elsewhere, after ten seconds and then at twice the time, a line each
+    ⠹ 12 s  insert-reshards (41,203 nodes)      on a terminal, after one second; removed when a result is printed
+    ... 10 s: insert-reshards (41,203 nodes)    elsewhere, a line after ten seconds and whenever the time has doubled
 
-The work itself says what it is at to a logger of Python (`diagnostics.progress_line`) and knows nothing of who listens.
-AUTOGRAPH_REWRITE_QUIET=1 in the environment silences it.
+The work logs its stages to a logger of Python (`stage`), which any program may handle.
+AUTOGRAPH_REWRITE_QUIET=1 in the environment turns this display off.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ProgressLine(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a stage."""
+        """Record the stage that begins."""
         self._stage = record.getMessage()
 
     def clear(self) -> None:
-        """Take the line away, before something else is written; the next stage brings it back."""
+        """Remove the line, before other text is written; the next stage shows it again."""
         with self._drawing:
             self._stage = ""
             if self._is_shown:
@@ -53,7 +53,7 @@ class ProgressLine(logging.Handler):
                 self._is_shown = False
 
     def end(self) -> None:
-        """Show nothing any more."""
+        """Stop showing stages."""
         self._ended.set()
         self._thread.join()
         self.clear()
@@ -79,22 +79,22 @@ class ProgressLine(logging.Handler):
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody looks any more
+        except (OSError, ValueError):  # the stream is closed
             self._ended.set()
 
 
 def printable(text: str) -> str:
-    """Return a text on one line that commands no terminal."""
+    """Return a text without newlines and terminal control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @contextmanager
 def progress_on(stream: TextIO | None, *, lines: bool = True) -> Iterator[ProgressLine | None]:
-    """Show progress on a stream for a while, unless somebody listens already.
+    """Show progress on a stream during a block, unless the program handles the logger itself.
 
     Args:
-        stream: None, which is what Python has for a closed one, shows nothing.
-        lines: print some where the stream is no terminal.
+        stream: None, as `sys.stderr` is where it is closed, shows nothing.
+        lines: print lines if the stream is no terminal.
     """
     logger = logging.getLogger(LOGGER)
     is_heard = logger.isEnabledFor(logging.DEBUG) or bool(os.environ.get("AUTOGRAPH_REWRITE_QUIET"))
@@ -114,7 +114,7 @@ def progress_on(stream: TextIO | None, *, lines: bool = True) -> Iterator[Progre
         line.end()
 
 
-# Stages of long work, said to a logger of Python: the command line shows the last one, a program may listen, too.
+# Stages of long work go to a logger of Python; the command line shows the last one, and a program may handle them, too:
 #
 # logging.getLogger("autograph_rewrite.stages").setLevel(logging.DEBUG)
 
@@ -123,9 +123,9 @@ _log = logging.getLogger(LOGGER)
 
 
 def stage(text: str, *details: object) -> None:
-    """Say what begins now.
+    """Log the stage that begins now.
 
     Args:
-        text: in a few words, with `%s` for details.
+        text: a few words, with `%s` for details.
     """
     _log.debug(text, *details)

@@ -1,1 +1,1 @@
-"""Looking at graphs: text, tables, pictures, differences."""
+"""Show graphs and rewrites: text, tables, pictures, differences, reports, profiles."""

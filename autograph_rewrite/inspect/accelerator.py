@@ -1,7 +1,7 @@
-"""What a graph does on GPUs, without one: nodes that fall to the host, and tensors that cross in every step.
+"""Find how a graph uses GPUs, without having one: nodes that run on the host, and tensors copied in every step.
 
-Read from the kernels that TensorFlow's GPU build registers (`ir.types.kernels`). A node that names no device counts as
-on GPU:0. With the graph that it was made of, what the rewrite has added is told apart from what was there before.
+The answer follows from the kernels that TensorFlow's GPU build registers (`ir.types.kernels`). A node without a device
+counts as on GPU:0. If the original graph is given, too, the nodes and copies that the rewrite added are counted.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SERVER = "the plan keeps variables on the host"
 
 @dataclass(frozen=True)
 class HostNode:
-    """Nodes of one kind that an accelerator has no kernel for.
+    """Nodes of one op and type for which an accelerator has no kernel.
 
     Attributes:
         types: of their operands and results.
         names: of the nodes, without the replica.
-        count: of all replicas together.
+        count: over all replicas.
         added: how many of them the original graph does not have.
     """
 
@@ -60,18 +60,18 @@ class HostNode:
 
 @dataclass(frozen=True)
 class Moved:
-    """A value that crosses, on all replicas together.
+    """A value that is copied between host and device, over all replicas.
 
     Attributes:
         value: its name without the replica.
-        op: what makes it.
+        op: its producer's op type.
         to: "host" or "device".
         readers: the op types that read it there.
-        count: how often a step moves it.
-        nbytes: of all of that.
-        added: how many of these the original graph does not have.
-        added_bytes: theirs.
-        why: the reason for those.
+        count: copies per step.
+        nbytes: of all copies.
+        added: how many of the copies the original graph does not have.
+        added_bytes: bytes of the added copies.
+        why: the reason for the added copies.
     """
 
     value: str
@@ -103,14 +103,14 @@ class Moved:
 
 @dataclass(frozen=True)
 class AcceleratorUse:
-    """What `inspect --accelerator` shows.
+    """The result of `inspect --accelerator`.
 
     Attributes:
         devices: the accelerators that nodes are on.
-        host_nodes: what has no kernel there.
-        moved: what crosses.
-        seconds: that crossings take on the busiest link.
-        batch: examples that a dimension of unknown size counts.
+        host_nodes: nodes without a kernel there.
+        moved: values that are copied.
+        seconds: time of the copies on the busiest link.
+        batch: the assumed size of an unknown first dimension.
         compared: whether an original graph was given.
     """
 
@@ -123,11 +123,11 @@ class AcceleratorUse:
 
     @property
     def added(self) -> tuple[int, int]:
-        """How many nodes without a kernel, and how many crossings, the original graph does not have."""
+        """How many nodes without a kernel, and how many copies, the original graph does not have."""
         return sum(one.added for one in self.host_nodes), sum(one.added for one in self.moved)
 
     def data(self) -> dict[str, Any]:
-        """Return it as plain data; what was added is told only where there is an original to compare with."""
+        """Return it as plain data; with the added ones only if an original was given."""
         nodes, moved = [one.data() for one in self.host_nodes], [one.data() for one in self.moved]
         for one in () if self.compared else (*nodes, *moved):
             one.pop("added")
@@ -165,12 +165,12 @@ class AcceleratorUse:
 
 
 def accelerator_use(source: Source, before: Source | None = None, batch: int | None = None) -> AcceleratorUse:
-    """Return what a graph does on GPUs.
+    """Return how a graph uses GPUs.
 
     Args:
         source: an original graph, or one that was rewritten to GPUs.
-        before: the graph that it was made of, to tell what was added.
-        batch: examples that a dimension of unknown size counts; left out, 32.
+        before: its original, to find the added nodes and copies.
+        batch: the assumed size of an unknown first dimension; default: 32.
     """
     examples = batch or EXAMPLES
     found = _PlacedStep(as_item(source))
@@ -186,7 +186,7 @@ def accelerator_use(source: Source, before: Source | None = None, batch: int | N
 
 
 class _PlacedStep:
-    """One step of an item, original or rewritten, placed."""
+    """One step of an original or rewritten item, with the device of each node."""
 
     def __init__(self, item: TrainingGraph) -> None:
         item = flattened(item) if item.report is None else item
@@ -202,7 +202,7 @@ class _PlacedStep:
         self.instances = max(1, len({_prefix(node) for node in self.nodes} - {""}))
 
     def without_kernel(self) -> list[Node]:
-        """Return the nodes of the step that no accelerator could run."""
+        """Return the nodes of the step that no accelerator can run."""
         nodes = (node for node in self.nodes if node not in self.fed and not has(node.op, "routes"))
         return [node for node in nodes if kernel_of(node) is None]
 
@@ -213,7 +213,7 @@ class _PlacedStep:
         return any(not is_accelerator(self.placed[node].device) for node in handles)
 
     def reason(self, one: Crossing) -> str:
-        """Return why a rewrite lets a value cross that the original does not; empty: for no good reason."""
+        """Return why a rewrite added a copy; "" if no reason is known."""
         is_discrete = one.value.dtype in dtypes.INTEGER or one.value.dtype == dtypes.BOOL
         if is_discrete and not one.to_host:
             return SIZE if self.shapes(one.value) == () else INDICES
@@ -222,7 +222,7 @@ class _PlacedStep:
         return SERVER if self.keeps_variables else ""
 
     def nbytes(self, value: Value, batch: int) -> int:
-        """Return the bytes of a value, in which the first dimension of unknown size counts examples.
+        """Return the bytes of a value whose first unknown dimension counts examples.
 
         Args:
             batch: examples of all replicas together.
@@ -269,11 +269,11 @@ def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Mov
     for (name, to_host), group in groups.items():
         value, extra = group[0].value, []
         for one in group:
-            place = _origin(one), (_prefix(one.value.node), one.device)  # in each, one of the original may be there
+            place = _origin(one), (_prefix(one.value.node), one.device)  # each instance may have the original's copies
             seen[place] += 1
             extra += [one] if seen[place] > usual[place[0]] else []
         nbytes, added = (sum(found.nbytes(one.value, batch) for one in ones) for ones in (group, extra))
-        if base is not None and not _prefix(value.node):  # what is there once goes to all, whole
+        if base is not None and not _prefix(value.node):  # a value that exists once is copied whole to all devices
             added = max(added, nbytes - usual[_origin(group[0])] * found.nbytes(value, batch))
         moved = Moved(
             value=name,
@@ -292,12 +292,12 @@ def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Mov
 
 
 def _origin(one: Crossing) -> tuple[str, bool]:
-    """Return what a crossing is in the original: the value, and the way it goes."""
+    """Return the key of a crossing in the original: the value's node and the direction."""
     return origin_of(one.value.node), one.to_host
 
 
 def _prefix(node: Node) -> str:
-    """Return what stands before the name of an instance: its replica and micro-batch."""
+    """Return the prefix of an instance's name: its replica and micro-batch."""
     return node.name.removesuffix(common_name(node.name))
 
 

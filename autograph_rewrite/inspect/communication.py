@@ -1,4 +1,4 @@
-"""Communication of a graph: collectives, stores on servers, and nodes that read values of several replicas."""
+"""List the communication of a graph: collectives, stores on servers, and nodes that merge values of replicas."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
 SHOWN = 4
-"""Names of one list, before the others are only counted."""
+"""The most names of a list; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """One exchange: a collective with all its members, a store, or a node that merges what replicas made.
+    """One exchange: a collective with all its members, a store, or a node that merges values of replicas.
 
     Attributes:
         kind: the op type of the members, of the store, or of the merging node.
         value: the original value that is exchanged, or the first of a bucket.
-        members: the nodes that meet; a store, and those of this process that put something in or take it out.
+        members: the nodes that take part; for a store, its node and the nodes of this process that use it.
         places: their devices.
-        order: the place among all collectives, in an order that all devices can follow; None for a merge.
-        keys: group key and instance key; None for a merge.
-        bytes: per member and step; None when no shape is known.
-        owners: the variables that it serves, or `step`; none when no report is at hand.
-        role: "exchange"; "hand over", of what another exchange has made; "token", which only says that something has
-            happened; or "model axis", between the logical devices of a replica.
+        order: the position among all collectives, in an order that all devices can follow; None for others.
+        keys: group key and instance key; None for others.
+        bytes: per member and step; None if the shape is not known.
+        owners: the variables whose updates read it, or `step`; empty without a plan.
+        role: "exchange"; "hand over", of the result of another exchange; "token", a signal without a value; or
+            "model axis", between the logical devices of a replica.
     """
 
     kind: str
@@ -80,10 +80,10 @@ class Meeting:
 
 
 def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
-    """Return the collectives of a graph in an order that all devices can follow, then the merging nodes.
+    """Return the collectives of a graph in an order that all devices can follow, then the stores and merging nodes.
 
     Args:
-        plan: the plan of the rewrite, for owners and sizes; a rewritten item in memory knows its own.
+        plan: the plan of the rewrite, for owners and sizes; default: that of a rewritten item.
     """
     item = as_item(source)
     plan = plan_of(item, plan)
@@ -99,7 +99,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     )
 
     def along(members: tuple[Node, ...], node: str, **more: Any) -> Meeting:
-        """Return an exchange between the devices of a replica, of what a node has made."""
+        """Return the exchange of a node's value between the devices of a replica."""
         owner = _role(members[0]) if several_axes else MODEL_AXIS
         return replace(_meeting(members, (), **more), owners=(owner,), bytes=sizes.get(node), role=MODEL_AXIS)
 
@@ -120,14 +120,14 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
 
 
 def _joins_blocks(node: Node) -> bool:
-    """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
+    """Return whether a node joins the terms or blocks of a replica's logical devices."""
     if not has(node.op, "joins_shards") or not _is_along_model(node):
         return False
     return len({value.node.device for value in node.inputs if not has(value.node.op, "constant")}) > 1
 
 
 def counted_batch(source: Source, plan: Plan | None = None) -> int | None:
-    """Return the examples that the bytes of exchanges count; None where no plan says."""
+    """Return the examples for which the bytes of exchanges are counted; None without a plan."""
     found = plan_of(as_item(source), plan)
     return (found.batch or None) if found is not None else None
 
@@ -137,8 +137,8 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
 
     Args:
         found: by `meetings`.
-        batch: examples that the bytes count, where that is known.
-        every: write out all names, however many.
+        batch: examples for which the bytes are counted, if known.
+        every: print all names.
     """
     most = None if every else SHOWN
     rows = [
@@ -181,7 +181,7 @@ def _meeting(
 ) -> Meeting:
     node = members[0]
     value = _exchanged(node, {edge.node for edge in edges})
-    # A plan gives no instance key twice. Its group keys are not those of the graph where there are several processes.
+    # Instance keys are unique in a plan. With several processes, its group keys differ from those of the graph.
     known = [edge for edge in edges if keys is not None and edge.instance_key == keys[1] != 0]
     known = known or [edge for edge in edges if edge.node == value and edge.role == _role(node)]
     if known:
@@ -205,12 +205,12 @@ def _role(node: Node) -> str:
 
 
 def _is_along_model(node: Node) -> bool:
-    """Return whether a node makes an exchange between the devices of a replica."""
+    """Return whether a node belongs to an exchange between the devices of a replica."""
     return _role(node).startswith(MODEL_AXIS)
 
 
 def _exchanged(node: Node, made: Collection[str]) -> str:
-    """Return the node whose value is exchanged: the original, or a part of it that a pass has made (`Mean/sum`)."""
+    """Return the node whose value is exchanged: the original, or one that a pass made from it (`Mean/sum`)."""
     original, name = origin_of(node), bare(node.name)
     while original not in made and name.startswith(f"{original}/"):
         if name in made:
@@ -220,12 +220,12 @@ def _exchanged(node: Node, made: Collection[str]) -> str:
 
 
 def _stores(node: Node) -> bool:
-    """Tell whether a pass made this node to hold what processes hand each other."""
+    """Return whether a pass made this node as a store between processes."""
     return has(node.op, "stores") and node.attr(PASS_ATTR, b"expand") != b"expand"
 
 
 def _stores_of(graph: Graph, edges: Sequence[ShownEdge]) -> Iterator[Meeting]:
-    """Yield one meeting for the stores of each value, with the nodes of this process that put in or take out."""
+    """Yield one exchange for the stores of each value, with the nodes of this process that use them."""
     by_value = {edge.node: edge for edge in edges}
     groups: dict[str, list[Node]] = {}
     exchanged: set[str] = set()
@@ -256,18 +256,18 @@ def _stores_of(graph: Graph, edges: Sequence[ShownEdge]) -> Iterator[Meeting]:
 
 
 def _merges(node: Node) -> bool:
-    """Tell whether a pass made this node to put together what two or more replicas made."""
+    """Return whether a pass made this node to merge values of two or more replicas."""
     if PASS_ATTR not in node.attrs:
         return False
     matches = [INSTANCE.fullmatch(value.node.name) for value in node.inputs]
     made = {match[1] for match in matches if match is not None}
-    if INSTANCE.fullmatch(node.name):  # of a device that reads what the others hold, and not its micro-batches alone
+    if INSTANCE.fullmatch(node.name):  # an instance that merges only the micro-batches of its replica does not count
         made = {replica.partition("/")[0] for replica in made}
     return len(made) > 1
 
 
 def origin_of(node: Node) -> str:
-    """Return the original node that a node is a copy of, or that the nodes around it serve."""
+    """Return the original of a copy, or the original node for which passes made a node."""
     graph, seen = node.graph, {node}
     while (origin := node.attr(ORIGIN_ATTR)) is not None:
         name: str = origin.decode()

@@ -1,10 +1,10 @@
-"""Compare two graphs by name: `replica_1/x` is recognised as a copy of `x`.
+"""Compare two graphs by name, recognising `replica_1/x` as a copy of `x`.
 
     original   %x ── %y                     copied     x, y: 2 instances each
     rewritten  %replica_0/x ── ...    ──►   added      %loss/add_n
                %replica_1/x ── ...          rewired    train: input 1 was %y, is %loss/add_n
 
-An instance is compared with the node that it is a copy of, as if all its inputs lost their replica's prefix too.
+A copy is compared with its original after its inputs have lost their replica's prefix, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.notebook import NotebookView, table
 
 SHOWN = 20  # lines per section of the text
-_COLOCATION = "_class"  # follows the device, and is dropped when a graph is expanded
+_COLOCATION = "_class"  # it restates the device, and expansion drops it
 FIRST = frozenset(("0", "0/micro_0"))
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference of a node that both graphs have: what it was and is."""
+    """One difference of a node that both graphs have."""
 
     node: str
     what: str
@@ -47,12 +47,12 @@ class Diff(NotebookView):
     Attributes:
         added: nodes that only the second graph has, with their lines.
         removed: nodes that only the first graph has, with their lines.
-        copied: by name, the instances that a node of the first graph has in the second.
+        copied: the instances in the second graph of nodes of the first graph, by the node's name.
         rewired: changed inputs and control edges.
-        moved: changed devices; instances are no moves.
+        moved: changed devices of nodes that are not copied.
         changed: changed ops and attributes.
         library: changed function definitions.
-        order: whether both graphs have the same nodes, in another order.
+        order: both graphs have the same nodes, in another order.
     """
 
     added: Mapping[str, str]
@@ -66,7 +66,7 @@ class Diff(NotebookView):
     order: bool = False
 
     def __bool__(self) -> bool:
-        """Tell whether there is any difference."""
+        """Return whether there is any difference."""
         return (
             any((self.added, self.removed, self.copied, self.rewired, self.moved, self.changed, self.library))
             or self.order
@@ -105,7 +105,7 @@ class Diff(NotebookView):
         yield table(("copied", "#instances"), ((name, len(instances)) for name, instances in self.copied.items()))
 
     def data(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return it as plain data."""
         return {
             "added": list(self.added),
             "removed": list(self.removed),
@@ -120,7 +120,7 @@ class Diff(NotebookView):
 
 
 def diff(a: Source, b: Source) -> Diff:
-    """Return what changed from graph `a` to graph `b`; each is an item, a graph, bytes or a path."""
+    """Return the differences from graph `a` to graph `b`; each is an item, a graph, bytes or a path."""
     first, second = as_graph(a), as_graph(b)
     twins: dict[str, list[Node]] = {}
     added = {}
@@ -161,7 +161,7 @@ def diff(a: Source, b: Source) -> Diff:
 
 
 def _origin(name: str, original: Graph) -> str | None:
-    """Return the node of the original graph that a node is, or is a copy of."""
+    """Return the original of a node, by name; None if it has none."""
     if name in original:
         return name
     copied = bare(name)
@@ -169,13 +169,13 @@ def _origin(name: str, original: Graph) -> str | None:
 
 
 def _merges(node: Node, origin: str, second: Graph) -> bool:
-    """Tell whether a node only has the name of an original one, whose copies it merges."""
+    """Return whether a node with the name of an original is a merge of its copies."""
     copied = f"replica_0/{origin}" in second or f"replica_0/micro_0/{origin}" in second
     return node.name == origin and PASS_ATTR in node.attrs and copied
 
 
 def _bare(name: str, reader: Node, original: Graph) -> str:
-    """Return a tensor name without the prefix of its replica, where its reader belongs to that replica too."""
+    """Return a tensor name without the prefix of its replica, if its reader belongs to the same replica."""
     match = INSTANCE.fullmatch(name)
     if match is None:
         return name
@@ -212,7 +212,7 @@ def _changed(before: Node, after: Node, name: str) -> list[Change]:
     if before.attrs == after.attrs:
         return []
     old, new = shown_attrs(before), shown_attrs(after)
-    if "shared_name" in new:  # each copy of a variable has its own
+    if "shared_name" in new:  # that of a copy has the replica's prefix
         new["shared_name"] = INSTANCE.sub(r"\2", new["shared_name"].strip('"')).join('""')
     keys = sorted((old.keys() | new.keys()) - {_COLOCATION, PASS_ATTR, ORIGIN_ATTR})
     return [Change(name, key, old.get(key, ""), new.get(key, "")) for key in keys if old.get(key) != new.get(key)]
@@ -227,7 +227,7 @@ def _library_changes(first: Graph, second: Graph) -> list[str]:
 
 
 def _moves(moved: Sequence[Change]) -> list[str]:
-    """Return one line per pair of devices: a rewrite moves thousands of nodes to one."""
+    """Return one line per pair of devices, because a rewrite moves thousands of nodes."""
     groups: dict[tuple[str, str], list[str]] = {}
     for change in moved:
         groups.setdefault((change.before, change.after), []).append(change.node)
@@ -240,7 +240,7 @@ def _moves(moved: Sequence[Change]) -> list[str]:
 
 
 def _added(added: Mapping[str, str]) -> list[str]:
-    """Return one line per added node; of its instances only the first is written out."""
+    """Return one line per added node; its instances share the line of the first."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for name, text in added.items():

@@ -1,4 +1,4 @@
-"""A graph as text, table, JSON, Graphviz source, drawing, GraphML or web page; all of it, or a selection."""
+"""Print a graph, or a selection of its nodes, as text, table, JSON, Graphviz source, drawing, GraphML or web page."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 Nodes = Collection[Node] | None  # None: all of them
 DETAILED = 200  # nodes that a table still lists one by one
 
-# One self-contained web page per graph: a searchable list, and each node with links to its neighbours.
+# A web page: a searchable list of nodes, each with links to its neighbours.
 
 
 def to_html(item: TrainingGraph, nodes: Nodes) -> str:
-    """Return a page that needs no network: data, style and script are in it."""
+    """Return a self-contained page with data, style and script."""
     template = Path(__file__).with_name("page").joinpath("graph.html").read_text(encoding="utf-8")
     data = json.dumps(item_data(item, nodes), ensure_ascii=False, separators=(",", ":"))
-    safe = data.replace("<", "\\u003c")  # so that no value can close the script element
+    safe = data.replace("<", "\\u003c")  # a value must not close the script element
     title = ", ".join(item.targets) or f"{len(item.graph)} nodes"
     return template.replace("{{title}}", html.escape(title)).replace("{{data}}", safe)
 
 
-# Pictures of a graph: Graphviz source, and SVG where the `dot` program is installed.
+# Pictures of a graph: Graphviz source, and SVG if the `dot` program is installed.
 
 
-LARGEST_PICTURE = 3000  # nodes; above it Graphviz runs for minutes, and nobody can read the result
+LARGEST_PICTURE = 3000  # nodes; above it Graphviz runs for minutes, and the result is unreadable
 TIMEOUT_SECONDS = 120
 _COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc", "#d0e0e3", "#f4cccc", "#d9d2e9")
 
 
 def to_dot(graph: Graph, nodes: Nodes, placements: Annotations) -> str:
-    """Return Graphviz source: colours are devices, double borders run per replica, dashed edges only order.
+    """Return Graphviz source; colours are devices, double borders nodes per replica, dashed edges control edges.
 
     Args:
-        placements: of values, by their names; they stand at the edges.
+        placements: of values, by their names; they label the edges.
     """
     shown = set(graph if nodes is None else nodes)
     ordered = [node for node in graph if node in shown]
@@ -71,7 +71,7 @@ def to_dot(graph: Graph, nodes: Nodes, placements: Annotations) -> str:
 
 
 def to_svg(graph: Graph, nodes: Nodes, placements: Annotations) -> str:
-    """Return a drawing of what `to_dot` gives.
+    """Return the drawing of the source from `to_dot`, as SVG.
 
     Raises:
         GraphError: Graphviz is not installed, or cannot draw this graph.
@@ -161,16 +161,17 @@ def dump(
     Args:
         source: an item, a graph, encoded bytes, or a path that `GraphItem.load` reads.
         format: text, table, json, dot, svg, graphml or html.
-        op: show only op types that this regular expression is found in.
+        op: show only nodes whose op type this regular expression matches somewhere.
         name: the same for node names.
         device: the same for devices.
-        around: show only what is near this node.
-        depth: how many edges away is near.
+        around: show only nodes near this node.
+        depth: how many edges away a node may be for `around`.
         full: text with every attribute, constant and function, which `ir.format.parser` reads.
-        plan: of the rewrite, for how values are converted; a rewritten item knows its own, also from an archive.
+        plan: of the rewrite, to show conversions; default: the plan of a rewritten item, also from an archive.
 
     Raises:
-        GraphError: unknown format or one without a full form, malformed filter, no such node, or Graphviz is missing.
+        GraphError: the format is unknown or has no full form, a filter is malformed, the node does not exist, or
+            Graphviz is missing.
     """
     if format not in FORMATS:
         raise GraphError(f"unknown format '{format}'", hint=closest(format, FORMATS) or f"known: {', '.join(FORMATS)}")
@@ -193,7 +194,7 @@ def _text(item: TrainingGraph, nodes: Nodes, *, full: bool = False) -> str:
 
 
 def header(item: TrainingGraph, nodes: Nodes) -> str:
-    """Return comment lines with the signature of an item and what is shown of it."""
+    """Return comment lines with the signature of an item and the number of nodes shown."""
     count = f"{len(item.graph)} nodes" if nodes is None else f"{len(nodes)} of {len(item.graph)} nodes"
     lines = [f"# {count}"]
     lines += [f"# input {_signature(info)}" for info in item.inputs.values()]
@@ -218,7 +219,7 @@ def _table(item: TrainingGraph, nodes: Nodes) -> str:
 
 
 def _node_table(values: Values, nodes: Collection[Node]) -> Any:
-    """Return a table of nodes; what nothing is known of has no column."""
+    """Return a table of nodes, without the columns that are empty for all."""
     remarks = values.remarks()
     rows = [
         (

@@ -1,4 +1,4 @@
-"""A rewrite in sentences: what was replicated, where and why replicas communicate, what is not divided, the costs."""
+"""Explain a rewrite in sentences: what was replicated, why replicas communicate, what runs whole, and the cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 10  # entries of one list
 
 
 def explain(new: TrainingGraph, *, batch: int | None = None) -> str:
-    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
+    """Explain a rewrite in sentences: what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
         batch: examples of all devices together, where the graph leaves that open.
@@ -66,7 +66,7 @@ def _overview(account: Account) -> str:
 
 
 def _devices(account: Account) -> Iterator[str]:
-    """Say which devices a replica has, where it has several."""
+    """Yield the devices of each replica, if it has several."""
     if any(len(own) > 1 for own in account.devices):
         named = [f"Replica {replica} has {', '.join(map(short, own))}." for replica, own in enumerate(account.devices)]
         yield from _first(named, " replicas")
@@ -143,7 +143,7 @@ def _step(account: Account) -> Iterator[str]:
 
 
 def _model(account: Account) -> Iterator[str]:
-    """Say what the devices of a replica exchange, axis by axis, and the largest."""
+    """Yield what the devices of a replica exchange on each axis, with the largest exchanges."""
     axes = account.plan.model.axes if account.plan.model is not None else ()
     for axis, count in enumerate(axes):
         found = [edge for edge in account.model_edges if edge.axis == axis]
@@ -197,7 +197,7 @@ def _times(account: Account) -> str:
 
 
 def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
-    """Yield a line for each of the largest."""
+    """Yield a line for each of the largest edges."""
     ordered = sorted(edges, key=lambda edge: (-edge.bytes, edge.value))
     yield from _first(
         [f"{one.value}: {one.before} -> {one.after} by {one.means}, {size(one.bytes)}: {one.reason}" for one in ordered]
@@ -205,7 +205,7 @@ def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
 
 
 def _first(lines: Sequence[str], noun: str = "") -> Iterator[str]:
-    """Yield the first lines, and how many more there are of what they tell."""
+    """Yield the first lines, and how many more there are."""
     yield from (f"  {line}" for line in lines[:SHOWN])
     if len(lines) > SHOWN:
         yield f"  ... and {len(lines) - SHOWN} more{noun}"
@@ -216,11 +216,11 @@ def _lowerings(edges: Iterable[ShownEdge]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-# A predicted step as text: where its time goes, by levers and layers, and how its memory grows.
+# A predicted step as text and pictures: levers, layers, and memory over time.
 
 
 def where_time_goes(found: Simulation, levers: Iterable[str]) -> str:
-    """Return sentences and a table."""
+    """Return the sentences of the levers and a table of layers."""
     first = f"Where the time goes: {str(found).partition(chr(10))[0]} (predicted)."
     layers = found.layers()
     rows = drawn(table("dearest layers, with their gradients", COLUMNS, map(cells, layers))) if layers else ""
@@ -233,12 +233,12 @@ def where_time_goes(found: Simulation, levers: Iterable[str]) -> str:
 
 WIDTH, HEIGHT, TEXT = 560, 180, 14
 HOLDERS = 8
-"""So many of those that hold memory at the peak are named beside a line."""
+"""The most holders of memory at the peak that a picture names."""
 COLORS = {"before": "#9aa5b1", "after": "#1f6feb"}
 
 
 def data(steps: Mapping[str, Simulation]) -> dict[str, Any]:
-    """Return bytes over time of each device, and who holds them at the peak, as plain data.
+    """Return the bytes over time of each device, and their holders at the peak, as plain data.
 
     Args:
         steps: simulated with their events, by name: before, after.
@@ -260,7 +260,7 @@ def _device(one: DeviceUse) -> dict[str, Any]:
 
 
 def to_svg(steps: Mapping[str, Simulation]) -> str:
-    """Return a picture that needs no network: one graph for each device, all in the same scale.
+    """Return a picture with a curve for each device, all in the same scale.
 
     Args:
         steps: simulated with their events, by name: before, after.
@@ -291,7 +291,7 @@ def to_svg(steps: Mapping[str, Simulation]) -> str:
 
 
 def _path(one: DeviceUse, end: float, most: int) -> str:
-    """Return the outline of what is alive, as steps."""
+    """Return the outline of live bytes over time, as steps."""
     points = [f"M0,{HEIGHT}"]
     for at, nbytes in one.memory:
         points.append(f"H{at / end * WIDTH:.1f}V{HEIGHT * (1 - nbytes / most):.1f}")

@@ -1,4 +1,4 @@
-"""The graph for other tools: networkx, GraphML, plain data for JSON."""
+"""Export a graph for other tools: networkx, GraphML, plain data for JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx.MultiDiGraph[str]:
-    """Return a graph of the nodes, by name, with op, device and span; edges say what flows (data or control)."""
+    """Return a networkx graph: nodes by name, with op, device and span; edges with their kind (data or control)."""
     import networkx
 
     result: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
@@ -45,15 +45,15 @@ def to_graphml(graph: Graph, nodes: Collection[Node] | None) -> str:
 
 
 Conversions = Callable[[Value], list[dict[str, Any]]]
-"""What tells how a value is converted, as plain data."""
+"""Returns the conversions of a value as plain data."""
 
 
 def node_data(node: Node, placements: Annotations, conversions: Conversions | None = None) -> dict[str, Any]:
-    """Return one node as plain data, with the placements of its results where they are known.
+    """Return one node as plain data, with the known placements of its results.
 
     Args:
         placements: of values, by their names.
-        conversions: what tells how a result is converted; None: nobody knows.
+        conversions: None: conversions are left out.
     """
     data: dict[str, Any] = {
         "name": node.name,
@@ -80,12 +80,12 @@ def node_data(node: Node, placements: Annotations, conversions: Conversions | No
 
 
 def output_data(node: Node) -> list[dict[str, Any]]:
-    """Return element types and, as far as the node states them, shapes of the outputs."""
+    """Return the element types and static shapes of the outputs."""
     return [{"dtype": dtypes.dtype_name(value.dtype), "shape": static_shape(value)} for value in results(node)]
 
 
 def results(node: Node) -> tuple[Value, ...]:
-    """Return the results of a node; none where its op is unknown or malformed."""
+    """Return the results of a node; none if its op is unknown or its attributes are malformed."""
     try:
         return node.outputs
     except GraphError:
@@ -108,8 +108,8 @@ def item_data(
     """Return an item as plain data: signature, nodes in graph order, functions.
 
     Args:
-        nodes: which of its nodes; None for all.
-        conversions: what tells how a value is converted; None: nobody knows.
+        nodes: the nodes to export; None for all.
+        conversions: None: conversions are left out.
     """
     graph = item.graph
     shown = set(graph if nodes is None else nodes)

@@ -1,4 +1,4 @@
-"""The forms in which a graph is shown, for whoever names one without showing any: nothing heavy is imported here."""
+"""Name the forms in which `dump` shows a graph, in a module that is cheap to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of the inspection verbs: an item, a graph, encoded bytes, or anything that `GraphItem.load` reads."""
+"""Read the inputs of the inspection verbs: an item, a graph, encoded bytes, or a path that `GraphItem.load` reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Source = TrainingGraph | Graph | bytes | str | Path
 
 
 def as_item(source: Source) -> TrainingGraph:
-    """Return an item; what is no item yet gets one without inputs and outputs."""
+    """Return an item; graphs and bytes become items without inputs and outputs."""
     if isinstance(source, TrainingGraph):
         return source
     if isinstance(source, (str, Path)):
@@ -31,11 +31,11 @@ def as_graph(source: Source) -> Graph:
 
 
 def chosen(graph: Graph, filters: Mapping[str, str | None], around: str | None, depth: int) -> list[Node]:
-    """Return the nodes that match everything asked for, in graph order.
+    """Return the nodes that match all filters, in graph order.
 
     Args:
-        filters: regular expressions that are found anywhere in the `op`, `name` or `device` of a node.
-        around: name of a node; only what is at most `depth` edges away, in either direction, is chosen.
+        filters: regular expressions that are searched in the `op`, `name` or `device` of a node.
+        around: name of a node; only nodes at most `depth` edges away, in either direction, match.
 
     Raises:
         GraphError: a regular expression is malformed, or there is no node `around`.
@@ -55,7 +55,7 @@ def _compiled(what: str, pattern: str) -> re.Pattern[str]:
 
 
 def neighbours(node: Node) -> list[Node]:
-    """Return what a node reads, waits for, is read by and is waited for by."""
+    """Return all neighbours of a node along data and control edges, in both directions."""
     found = [value.node for value in node.inputs]
     found += node.controls
     found += [use.node for value in node.read_outputs for use in value.uses]

@@ -1,10 +1,10 @@
-"""The states of a graph between passes: in columns for a report, as files, as text.
+"""Record the states of a graph between passes: in columns for a report, as files, as text.
 
     original     put 0..999                       the graph that was given
     propagate    put 17, 30, ...                  nodes whose row differs: here, placements
     expand       put ..., drop 12                 replica_0/x, replica_1/x are stacked: x, in 2 copies
 
-A node is a number, the place of its name in `names`; texts that recur stand once, in `strings`.
+A node is a number, the index of its name in `names`; other texts are numbers of `strings`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = ("op", "device", "span", "pass", "origin", "attrs", "type", "placement
 
 
 class NodeRow(NamedTuple):
-    """One node of one state; texts are numbers of strings."""
+    """One node of one state; texts are indices of `strings`."""
 
     op: int
     device: int
@@ -61,14 +61,14 @@ class NodeRow(NamedTuple):
 
 @dataclass
 class PassStep:
-    """What one pass changed.
+    """The changes of one pass.
 
     Attributes:
         put: rows of nodes that it added or changed, by node.
-        drop: nodes that are gone.
+        drop: nodes that it removed.
         added: how many of `put` are new.
-        rewired: how many of the others read other values, or wait for others.
-        nodes: how many there are behind it.
+        rewired: how many of the others have other inputs or control edges.
+        nodes: how many nodes there are after the pass.
     """
 
     name: str
@@ -79,7 +79,7 @@ class PassStep:
     nodes: int
 
     def data(self) -> dict[str, Any]:
-        """Return it as plain data, in columns: of each node's inputs, producers and output numbers in turn."""
+        """Return it as plain data, in columns; inputs alternate between producer and output number."""
         rows = list(self.put.values())
         return {
             "id": list(self.put),
@@ -93,20 +93,20 @@ class PassStep:
 
 
 class Numbered(dict[str, int]):
-    """The numbers of texts, in their order."""
+    """Numbers texts in the order in which they are first used."""
 
     def of(self, text: str) -> int:
-        """Return the number of a text; one that is new gets the next."""
+        """Return the number of a text; a new text gets the next number."""
         return self.setdefault(text, len(self))
 
     @property
     def texts(self) -> list[str]:
-        """The texts, each at the place of its number."""
+        """The texts, by their numbers."""
         return list(self)
 
 
 class GraphStates(RewriteObserver):
-    """An observer of the pipeline that keeps what each pass has changed."""
+    """An observer of the pipeline that records the changes of each pass."""
 
     def __init__(self) -> None:
         self.names = Numbered()
@@ -117,7 +117,7 @@ class GraphStates(RewriteObserver):
         self._stated: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, int]] = {}
 
     def after_pass(self, name: str, rewrite: Rewrite) -> None:
-        """Keep the state of a rewrite after the pass of that name."""
+        """Record the state of a rewrite after a pass."""
         seen = (rewrite.graph.edits, rewrite.has(Propagation) and id(rewrite.get(Propagation)))
         if seen == self._seen:
             self.steps.append(PassStep(name, {}, [], 0, 0, len(self._state)))
@@ -126,10 +126,10 @@ class GraphStates(RewriteObserver):
         self.keep(name, rewrite.graph, placements_of(rewrite))
 
     def keep(self, name: str, graph: Graph, placements: Annotations = NO_PLACEMENTS) -> None:
-        """Keep the state of a graph.
+        """Record the state of a graph.
 
         Args:
-            graph: folded or expanded; copies of one node are stacked.
+            graph: folded or expanded; the copies of a node share one row.
         """
         before, after = self._state, dict(self._rows(graph, placements))
         put = {node: row for node, row in after.items() if before.get(node) != row}
@@ -140,7 +140,7 @@ class GraphStates(RewriteObserver):
         self._state = after
 
     def data(self) -> dict[str, Any]:
-        """Return names, strings, and of each step its name and how much it changed; `Step.data` has the rest."""
+        """Return names, strings, and the name and counts of each step; `PassStep.data` has the rows."""
         said = [
             {
                 "pass": step.name,
@@ -186,7 +186,7 @@ class GraphStates(RewriteObserver):
             )
 
     def _stated_by(self, node: Node) -> tuple[int, int]:
-        """Return the numbers of a node's attributes and of the types of its results, as texts."""
+        """Return the numbers of two texts: a node's attributes, and the types of its results."""
         key = (node.op, tuple(node.attrs.items()))
         if key not in self._stated:
             attrs = "\n".join(f"{name}={value}" for name, value in shown_attrs(node).items())
@@ -195,7 +195,7 @@ class GraphStates(RewriteObserver):
 
 
 def _stack_names(graph: Graph) -> dict[str, str]:
-    """Return the name of the stack of each copy; where a merge of the copies has their name, a prefix tells them apart.
+    """Return the name of the row of each copy: the original's, with a prefix if a merge of the copies has that name.
 
     The copy of the first replica may have kept the name of the original.
     """
@@ -211,7 +211,7 @@ def _stack_names(graph: Graph) -> dict[str, str]:
 
 
 def _pairs(values: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """Yield producers and output numbers in turn; what several copies of a producer give counts once."""
+    """Yield producers and output numbers alternately; consecutive copies of a producer count once."""
     last: tuple[int, int] | None = None
     for pair in values:
         if pair != last:
@@ -228,14 +228,14 @@ def _placement(node: Node, placements: Annotations) -> str:
 
 # Snapshots after each pass: `NN_pass.pb`, `.txt` and `.json` in a folder, and the changes between them.
 #
-# A folded graph is no GraphDef; its snapshot is written as one all the same, for viewers: what is folded stands in
-# attributes that start with `_autograph_`. The last snapshot, of the expanded graph, can be run.
+# A folded graph is no GraphDef, but its snapshot is written as one for viewers: spans and selects become attributes
+# that start with `_autograph_`. The last snapshot, of the expanded graph, can be run.
 
 CHANGES_SHOWN = 20
 
 
 def viewable(graph: Graph) -> bytes:
-    """Return a GraphDef of a graph that may still be folded; only for viewers."""
+    """Return the bytes of a GraphDef, for viewers, of a graph that may still be folded."""
     nodes = []
     for node in graph:
         inputs = [name.encode() for name in serde.input_names(node)]
@@ -255,10 +255,10 @@ def _plain_attrs(node: Node) -> dict[str, bytes]:
 
 
 class PassSnapshots(RewriteObserver):
-    """An observer of the pipeline that keeps every state of the graph; nothing stands in the folder until `publish`.
+    """An observer of the pipeline that writes every state of the graph; `publish` moves the files into the folder.
 
     Args:
-        folder: where the files go; it may exist, and files of the same names are replaced.
+        folder: it may exist; files of the same names are replaced.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -268,15 +268,11 @@ class PassSnapshots(RewriteObserver):
         self._count = 0
 
     def after_pass(self, name: str, rewrite: Rewrite) -> None:
-        """Keep the state of a rewrite after the pass of that name, with the placements that are known by then."""
+        """Write the state of a rewrite after a pass, with the placements that are known then."""
         self.keep(name, rewrite.graph, placements_of(rewrite))
 
     def keep(self, name: str, graph: Graph, placements: Annotations) -> None:
-        """Keep the state of a graph.
-
-        Args:
-            graph: folded or expanded.
-        """
+        """Write the state of a graph, folded or expanded."""
         self._count += 1
         stem = self._partial / f"{self._count:02}_{name}"
         stem.with_suffix(".pb").write_bytes(viewable(graph))
@@ -285,23 +281,23 @@ class PassSnapshots(RewriteObserver):
         stem.with_suffix(".json").write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
     def publish(self) -> None:
-        """Move everything into the folder."""
+        """Move all files into the folder."""
         self.folder.mkdir(exist_ok=True)
         for file in sorted(self._partial.iterdir()):
             os.replace(file, self.folder / file.name)
         self.discard()
 
     def discard(self) -> None:
-        """Remove what was not published."""
+        """Remove the files that were not published."""
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
 class Changes:
-    """An observer of the pipeline that reports which lines of the printed form each pass changed.
+    """An observer of the pipeline that reports the lines of the printed graph that each pass changed.
 
     Args:
         original: the graph before the first pass.
-        write: takes each line of the report.
+        write: called with each line of the report.
     """
 
     def __init__(self, original: Graph, write: Callable[[str], None]) -> None:
@@ -309,7 +305,7 @@ class Changes:
         self._write = write
 
     def __call__(self, name: str, graph: Graph) -> None:
-        """Report a heading, and the old and new lines of the nodes that the pass of that name has changed."""
+        """Report a heading, and the old and new lines of the nodes that a pass has changed."""
         before, after = self._before, _lines(graph)
         self._before = after
         differing = [node for node in {**before, **after} if before.get(node) != after.get(node)]
@@ -327,11 +323,11 @@ def _lines(graph: Graph) -> dict[str, str]:
     return {node.name: line(node) for node in graph}
 
 
-# Placements of the values of a rewrite under way, for who looks on: `opt`, snapshots.
+# Placements of the values of an unfinished rewrite, for `opt` and snapshots.
 
 
 def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
-    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
+    """Return the known placements of values by name; none before the pass `propagate`."""
     if not rewrite.has(Propagation):
         return {}
     state, blocks = rewrite.get(Propagation), blocks_of(rewrite)
@@ -354,16 +350,16 @@ def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
 #
 # %dw: float32[3,1] @ partial(sum) = MatMul(%x, %dy) {transpose_a=true}
 #
-# The text can be read again. Placements that it states are compared with what `propagate` finds; passes that begin
-# behind that take them as given.
+# The text can be read again. `propagate` compares its placements with the text's; if the first pass comes after
+# `propagate`, the placements of the text are taken as given.
 
 
 @dataclass(frozen=True)
 class PrintedPasses:
-    """Passes around which the graph is printed.
+    """The passes before and after which the graph is printed.
 
     Attributes:
-        full: with every attribute and constant.
+        full: print every attribute and constant.
     """
 
     before: Collection[str] = ()
@@ -386,8 +382,8 @@ def optimize(
     """Run passes on a copy of a normalised item.
 
     Args:
-        item: flat graph; it is not changed. Its placements are compared, or taken as given.
-        task: which of the plan's processes the graph is for.
+        item: flat; it is not changed. Its placements are compared with those of `propagate`, or taken as given.
+        task: the process of the plan that the graph is for.
 
     Raises:
         RewriteError: a pass refuses.
@@ -395,7 +391,7 @@ def optimize(
     rewrite = Rewrite.of(Request(item, plan, task), item.graph.clone())
     require_no_servers(rewrite.job)
     along_model = {name: stated.others for name, stated in item.placements.items() if stated.others}
-    if along_model:  # `partition-model` has run: `propagate` finds the batch's axis only
+    if along_model:  # `partition-model` has run, and `propagate` finds placements along the data axis only
         rewrite.put(ModelBlocks({}, values=along_model))
     for one in passes:
         if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
@@ -409,10 +405,10 @@ def optimize(
 
 
 def require_unfolded(item: TrainingGraph) -> None:
-    """Refuse a graph on which passes have run that convert values.
+    """Refuse a graph on which passes that convert values have run.
 
     Raises:
-        GraphError: nodes of it stand for an instance on every replica, or are such an instance.
+        GraphError: the graph is folded or expanded.
     """
     hint = "begin with the original graph, or with what the passes before 'insert-reshards' leave"
     if any(node.span != ONCE for node in item.graph):

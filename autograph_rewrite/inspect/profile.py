@@ -1,4 +1,4 @@
-"""A profile: measured steps of all ranks by one clock, what they add up to, and what was predicted.
+"""Combine the measured steps of all ranks into a profile: one clock, sums, and the prediction next to them.
 
 profile.save("trace.json")    Perfetto, chrome://tracing; `Profile.load` reads it again
 print(profile)                step time, examples and FLOPs per second, devices, nodes, exchanges
@@ -30,8 +30,8 @@ class Profile:
 
     Attributes:
         ranks: traces of all ranks, by the clock of the first.
-        offsets: how far the clocks of the ranks were off.
-        predicted: the simulated step, as `inspect.report.of_step` gives it; None where there is none.
+        offsets: the offsets of the ranks' clocks.
+        predicted: the simulated step, from `inspect.report.of_step`; None if there is none.
     """
 
     ranks: tuple[rank_trace.RankTrace, ...]
@@ -46,10 +46,10 @@ class Profile:
         predicted: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
     ) -> Profile:
-        """Return the profile of traces by clocks of their own.
+        """Return the profile of traces, each by the clock of its rank.
 
         Raises:
-            GraphError: there is none, or they are not of the same steps.
+            GraphError: there are no traces, or they have different numbers of steps.
         """
         if not traces:
             raise GraphError("nothing was profiled: no rank has left a trace")
@@ -69,12 +69,12 @@ class Profile:
 
     @cached_property
     def step_seconds(self) -> float:
-        """The median over the steps of how long the slowest rank took."""
+        """The median over the steps of the slowest rank's time."""
         return self._step_times[self.typical] * rank_trace.NANO
 
     @cached_property
     def typical(self) -> int:
-        """The number of the step that took that long: what tables and figures of devices are about."""
+        """The number of the step with that time, which the tables and figures of devices describe."""
         return self._step_times.index(statistics.median_low(self._step_times))
 
     @cached_property
@@ -84,38 +84,38 @@ class Profile:
 
     @cached_property
     def examples(self) -> int:
-        """Examples of all ranks in one step, on average; 0: nobody knows."""
+        """Examples of all ranks in one step, on average; 0: not known."""
         return round(sum(statistics.fmean(step.examples for step in trace.steps) for trace in self.ranks))
 
     @property
     def examples_per_second(self) -> float:
-        """Over all measured steps, with what the program did between them; 0: nobody knows."""
+        """Over all measured steps, including the time between them; 0: not known."""
         first = min(trace.steps[0].start for trace in self.ranks)
         last = max(trace.steps[-1].end for trace in self.ranks)
         return self.examples * len(self.ranks[0].steps) / max(1, last - first) / rank_trace.NANO
 
     @property
     def flops_per_second(self) -> float:
-        """Floating-point operations outside of updates, per second of a step; 0: nobody knows."""
+        """Floating-point operations outside of updates, per second of a step; 0: not known."""
         return self.ranks[0].flops / self.step_seconds if self.step_seconds else 0.0
 
     @cached_property
     def devices(self) -> tuple[rank_trace.DeviceTime, ...]:
-        """Where the time of each device went in the typical step."""
+        """The time of each device in the typical step."""
         return tuple(one for trace in self.ranks for one in rank_trace.device_times(trace, self.typical))
 
     @cached_property
     def attributed(self) -> rank_trace.Attributed:
-        """Which share of the steps is that of original nodes, and of named communication."""
+        """The shares of the steps' time of original nodes and of named communication."""
         return rank_trace.attributed(self.ranks)
 
     @property
     def exposed_seconds(self) -> float:
-        """Of the typical step, on average of the devices: something is exchanged, and nothing computed."""
+        """Seconds of the typical step in which a device exchanges and does not compute, on average over the devices."""
         return statistics.fmean([one.communication for one in self.devices] or [0.0])
 
     def figures(self) -> dict[str, Any]:
-        """Return what the steps add up to, as plain data."""
+        """Return all figures as plain data."""
         return {
             "steps": len(self.ranks[0].steps),
             "ranks": len(self.ranks),
@@ -134,7 +134,7 @@ class Profile:
         }
 
     def trace(self) -> dict[str, Any]:
-        """Return the timeline as Perfetto and Chrome read it, with all that `load` needs."""
+        """Return the timeline in the format of Perfetto and Chrome, with all data that `load` needs."""
         kept = {
             "schema": SCHEMA,
             "ranks": [trace.data() for trace in self.ranks],
@@ -151,10 +151,10 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            GraphError: it is another file.
+            GraphError: the file is no profile.
         """
         try:
             kept = json.loads(Path(path).read_text(encoding="utf-8"))[KEY]
@@ -168,24 +168,23 @@ class Profile:
         return text(self)
 
 
-# One clock for all ranks: no member of a collective is done before the last one has begun, by whichever clock.
+# One clock for all ranks: no member of a collective ends before the last one has begun.
 #
 #     rank 0    |-- all-reduce --|             begins at a, ends at b
-#     rank 1        |-- all-reduce --|         begins at c, ends at d, by a clock that shows `offset` more
+#     rank 1        |-- all-reduce --|         begins at c, ends at d, by a clock that is `offset` ahead
 #
 #     a <= d - offset,  c - offset <= b        so   c - b <= offset <= d - a
 #
-# Each exchange gives such bounds; the offset is in the middle of what all of them allow, its error half of that (as in
-# Cristian, Probabilistic Clock Synchronization, 1989, with a collective for the round trip).
+# Each exchange gives such bounds. The estimate is the middle of the interval that all bounds allow, its error half of
+# the interval (as in Cristian, Probabilistic Clock Synchronization, 1989, with a collective for the round trip).
 
 
 class Offset(NamedTuple):
-    """What the clock of a rank shows more than that of the first one, in nanoseconds.
+    """How far the clock of a rank is ahead of that of the first one, in nanoseconds.
 
     Attributes:
-        rank: whose clock.
-        error: how far it may be off; None where nothing bounds it.
-        is_same: both read the same clock, so that nothing had to be estimated.
+        error: the largest error of `value`; None if there are no bounds.
+        is_same: both ranks read the same clock, so that nothing had to be estimated.
     """
 
     rank: int
@@ -195,7 +194,7 @@ class Offset(NamedTuple):
 
 
 def estimated(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Offset:
-    """Return the offset of another rank's clock by what both exchanged."""
+    """Return the offset of another rank's clock, estimated from common exchanges."""
     pairs = list(_met(first, other))
     low = max((begin - end for (_, end), (begin, _) in pairs), default=None)
     high = min((end - begin for (begin, _), (_, end) in pairs), default=None)
@@ -205,7 +204,7 @@ def estimated(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Offse
 
 
 def aligned(traces: Sequence[rank_trace.RankTrace]) -> tuple[tuple[rank_trace.RankTrace, ...], tuple[Offset, ...]]:
-    """Return the traces by the clock of the first rank, and how far the others' were off.
+    """Return the traces by the clock of the first rank, and the offsets of the ranks' clocks.
 
     Args:
         traces: of all ranks, at least one.
@@ -225,9 +224,9 @@ def _met(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Iterator[t
 
 
 def meetings_of(trace: rank_trace.RankTrace) -> Iterable[tuple[tuple[int, str, int], tuple[int, int]]]:
-    """Yield each collective, as step, name and count, with the time at which this rank's last member began and ended.
+    """Return the collectives, as step, name and count, with the times at which this rank began and ended each.
 
-    A rank with several members has begun when all of them have, and is done when the first is.
+    A rank with several members has begun when all of them have, and has ended when the first has.
     """
     members: dict[tuple[int, str, str], list[tuple[int, int]]] = {}
     for one in trace.ran:
@@ -243,19 +242,19 @@ def meetings_of(trace: rank_trace.RankTrace) -> Iterable[tuple[tuple[int, str, i
     return ((key, value) for key, value in found.items() if key[0] >= 0)
 
 
-# A profile as tables: predicted beside measured by device, the dearest original nodes, the exchanges.
+# A profile as tables: measured and predicted time by device, the slowest original nodes, the exchanges.
 
 SHOWN = 15
 _UNITS = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (0.0, "FLOP/s"))
 
 
 def device_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return compute, communication and idle seconds of each device, with what was predicted."""
+    """Return the compute, communication and idle seconds of each device, with the predicted ones."""
     return [{**vars(one), "predicted": _foretold(profile, one)} for one in profile.devices]
 
 
 def _foretold(profile: Profile, device: rank_trace.DeviceTime) -> dict[str, float] | None:
-    """Return what was predicted for a device: by its place within its rank, as ranks do the same."""
+    """Return the prediction for a device, by its position within its rank, because all ranks do the same."""
     step = profile.predicted
     if step is None:
         return None
@@ -269,7 +268,7 @@ def _foretold(profile: Profile, device: rank_trace.DeviceTime) -> dict[str, floa
 
 
 def node_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return what original nodes took, the dearest first: of the typical step, over all devices of all ranks."""
+    """Return the seconds of original nodes in the typical step, summed over all devices, the slowest first."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for trace in profile.ranks:
         for source, seconds in _spent_by(trace, profile.typical):
@@ -285,7 +284,7 @@ def node_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def exchange_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return what exchanges took, the dearest first: seconds of one member in the typical step, and its members."""
+    """Return the mean seconds of exchanges in the typical step, with their members, the slowest first."""
     found: dict[tuple[str, str], list[float]] = {}
     members: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for trace in profile.ranks:
@@ -366,7 +365,7 @@ def _time(seconds: float | None) -> str:
     return "" if seconds is None else duration(seconds)
 
 
-# A profile as events for Perfetto and chrome://tracing: a process per rank, rows per device, and the prediction.
+# A profile as events for Perfetto and chrome://tracing: a process per rank with rows per device, and the prediction.
 #
 # rank 0    steps                       1        2
 #           CPU:0                       MatMul   Relu
@@ -393,7 +392,7 @@ def events(profile: Profile) -> Iterator[Mapping[str, Any]]:
 
 
 def rows_of(times: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, int]]:
-    """Yield lane and row for each of (lane, start, end), sorted by start: what overlaps is in rows of its own."""
+    """Yield lane and row for each of (lane, start, end), sorted by start; times that overlap get different rows."""
     free: dict[str, list[int]] = {}
     for lane, start, end in times:
         rows = free.setdefault(lane, [])

@@ -1,4 +1,4 @@
-"""What one rank ran in measured steps: kernels and exchanges with their original nodes, in nanoseconds of its clock.
+"""Trace the measured steps of one rank: kernels and exchanges with their original nodes, in nanoseconds of its clock.
 
 sources   replica_0/MatMul   MatMul              CPU:0   original MatMul   by expand
 dw/all_reduce      CollectiveReduceV2  CPU:0   original dw       exchange dw:0, for w
@@ -22,15 +22,15 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 class RunSource(NamedTuple):
-    """What ran.
+    """A kernel or exchange that ran.
 
     Attributes:
-        node: its name in the rewritten graph, or what TensorFlow called it.
-        device: as `CPU:0`; empty where nobody knows.
-        origin: the original node that it is, is a copy of, or serves; empty for what is in no graph.
+        node: its name in the rewritten graph, or TensorFlow's name for it.
+        device: as `CPU:0`; empty if it is not known.
+        origin: its original node, or the one for which a pass made it; empty if it is in no graph.
         made_by: the pass that made it; empty for a node of the original graph.
-        exchange: of communication, what is exchanged, and for whom; else empty.
-        meeting: of a collective, what its members on all ranks have in common; else empty.
+        exchange: of communication, the exchanged value and its owner; else empty.
+        meeting: of a collective, the key that its members on all ranks share; else empty.
     """
 
     node: str
@@ -51,7 +51,7 @@ class Ran(NamedTuple):
 
 
 class MeasuredStep(NamedTuple):
-    """One measured step, with the examples that this rank gave to it; 0: nobody knows."""
+    """One measured step, with the examples of this rank; 0: not known."""
 
     start: int
     end: int
@@ -63,10 +63,10 @@ class RankTrace:
     """The trace of one rank.
 
     Attributes:
-        clock: what ranks have in common that read the same clock.
-        sources: what ran, each once.
-        marks: start and end of exchanges outside of the steps that all ranks made together, in their order.
-        flops: of one step of all ranks; 0: nobody knows.
+        clock: equal for ranks that read the same clock.
+        sources: the kernels and exchanges, without repetition.
+        marks: start and end of exchanges of all ranks outside of the steps, in order.
+        flops: of one step of all ranks; 0: not known.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class RankTrace:
     flops: float = 0.0
 
     def shifted(self, by: int) -> RankTrace:
-        """Return the trace by a clock that shows so many nanoseconds more."""
+        """Return the trace by a clock that is `by` nanoseconds ahead."""
         return replace(
             self,
             steps=tuple(step._replace(start=step.start + by, end=step.end + by) for step in self.steps),
@@ -91,7 +91,7 @@ class RankTrace:
         return replace(self, steps=self.steps[:count])
 
     def data(self) -> dict[str, Any]:
-        """Return it as plain data, in columns; times since the first step."""
+        """Return it as plain data, in columns; times are since the start of the first step."""
         begin = self.steps[0].start
         return {
             "rank": self.rank,
@@ -122,7 +122,7 @@ class RankTrace:
         )
 
 
-# Where the time of a step went, device by device: compute, communication that nothing hides, and idle.
+# The time of a step by device: compute, communication that no compute hides, and idle.
 
 HOST = "host"
 NANO = 1e-9
@@ -133,9 +133,9 @@ class DeviceTime:
     """One device of one rank, in seconds of one step.
 
     Attributes:
-        device: as `CPU:0`; `host`: what no node of the graph has run.
-        compute: that it computed.
-        communication: that it exchanged something, or waited for it, and computed nothing.
+        device: as `CPU:0`.
+        compute: time that it computed.
+        communication: time that it exchanged values, or waited for them, and computed nothing.
         idle: the rest.
     """
 
@@ -147,7 +147,7 @@ class DeviceTime:
 
 
 def device_times(trace: RankTrace, number: int) -> list[DeviceTime]:
-    """Return where the time of one rank's devices went in one step."""
+    """Return the times of one rank's devices in one step."""
     devices = sorted({source.device for source in trace.sources if source.device and source.origin})
     return [_device_time(trace, trace.steps[number], device) for device in devices]
 
@@ -164,7 +164,7 @@ def _device_time(trace: RankTrace, step: MeasuredStep, device: str) -> DeviceTim
 def computed_and_exchanged(
     ran: Iterable[tuple[RunSource, Interval]], step: MeasuredStep
 ) -> tuple[list[Interval], list[Interval]]:
-    """Return when something was computed in a step, and when something was exchanged."""
+    """Return the intervals of a step in which something was computed, and those in which something was exchanged."""
     inside = [(source, times) for source, times in ran if times[0] < step.end and times[1] > step.start]
     computed = union(within((times for source, times in inside if not source.exchange), *step[:2]))
     return computed, union(within((times for source, times in inside if source.exchange), *step[:2]))
@@ -175,10 +175,10 @@ class Attributed:
     """Shares of a step's time, 0..1.
 
     Attributes:
-        nodes: that original nodes ran, or what passes have made for them.
-        communication: that only named exchanges took.
-        other: that only what no node of the graph stands for ran: the runtime's own, or the data pipeline's.
-        outside: of the program's step around the graph: nothing ran.
+        nodes: original nodes, or nodes that passes made for them, computed.
+        communication: only named exchanges ran.
+        other: only kernels that are in no graph ran, of the runtime or the data pipeline.
+        outside: nothing ran.
     """
 
     nodes: float
@@ -188,12 +188,12 @@ class Attributed:
 
     @property
     def share(self) -> float:
-        """What is attributed to original nodes or named communication."""
+        """The share of original nodes and named communication."""
         return self.nodes + self.communication
 
 
 def attributed(traces: Sequence[RankTrace]) -> Attributed:
-    """Return to what the time of the steps of all ranks is attributed, devices of a rank together."""
+    """Return the shares of the steps' time of all ranks, taking the devices of a rank together."""
     spent, whole = [0, 0, 0], 0
     for trace in traces:
         ran = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
@@ -209,7 +209,7 @@ def attributed(traces: Sequence[RankTrace]) -> Attributed:
     return Attributed(nodes, communication, other, 1 - nodes - communication - other)
 
 
-# Sets of times as sorted intervals that do not overlap: union, length, what is left of one without another.
+# Sets of times as sorted, disjoint intervals: union, length, difference.
 
 
 Interval = tuple[int, int]
@@ -227,7 +227,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> int:
-    """Return how long the intervals of a union are together."""
+    """Return the total length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 
@@ -237,7 +237,7 @@ def within(intervals: Iterable[Interval], start: int, end: int) -> list[Interval
 
 
 def without(times: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Return the times of one union that are not in another one."""
+    """Return the times of one set that are not in another one; both sorted and disjoint."""
     found: list[Interval] = []
     at = 0
     for start, end in times:
@@ -254,7 +254,7 @@ def without(times: Sequence[Interval], others: Sequence[Interval]) -> list[Inter
     return found
 
 
-# Attribution: which original node, pass and exchange a kernel belongs to, by the name under which TensorFlow ran it.
+# Attribution: find the original node, pass and exchange of a kernel by its name in TensorFlow's trace.
 #
 # replica_0/MatMul                         a copy of MatMul
 # dw/all_reduce                            an exchange of dw:0
@@ -269,21 +269,21 @@ _FOLDED = re.compile(r"(?:-folded)?-\d+$|-[A-Za-z0-9]+-LayoutOptimizer$|_arg$|/e
 
 
 class Attribution:
-    """What is known of the nodes of one rank.
+    """Finds the sources of one rank's kernels.
 
     Args:
-        items: rewritten or original, that ran; none of a program that is not distributed.
+        items: the rewritten or original items that ran; empty for a program that is not distributed.
     """
 
     def __init__(self, items: Sequence[TrainingGraph] = ()) -> None:
         self._items = items
 
     def source(self, name: str, op: str, route: tuple[str, str] | None = None) -> RunSource:
-        """Return what a kernel is.
+        """Return the source of a kernel.
 
         Args:
-            name: under which TensorFlow ran it.
-            route: of a send or receive, from which device to which, where that is known.
+            name: of the kernel in TensorFlow's trace.
+            route: source and target device of a send or receive, if they are known.
         """
         if has(op, "sends", "receives"):
             return self._moved(_NUMBERED.sub("", name), op, route)
@@ -300,7 +300,7 @@ class Attribution:
         return RunSource(node.name, op, device_of(node.device), origin, made_by, exchange, met)
 
     def _moved(self, name: str, op: str, route: tuple[str, str] | None) -> RunSource:
-        """Return what a value's way from one device to another one is."""
+        """Return the source of a send or receive."""
         node = self._found(name)
         origin = name if node is None else self._original(node)
         if route is None and node is not None:
@@ -311,7 +311,7 @@ class Attribution:
         return RunSource(name, op, device, origin if node is not None else "", "", f"send {origin}{way}")
 
     def _reader(self, node: Node) -> str:
-        """Return the one other device, of this process if one is, that reads a node's values; else nothing."""
+        """Return the device to which a node's values are sent, if it is the only one (in this process); else ""."""
         found = {use.node.device for value in node.outputs for use in value.uses}
         found |= {user.device for user in node.control_users}
         found -= {node.device}
@@ -320,7 +320,7 @@ class Attribution:
 
     @cached_property
     def _processes(self) -> Collection[str]:
-        """The process that this is, of a job."""
+        """The device prefix of this process in its job; empty if it is no worker."""
         reports = [item.report for item in self._items if item.report is not None and item.report.member is not None]
         return {f"/job:worker/replica:0/task:{report.member.task}" for report in reports}
 
@@ -330,7 +330,7 @@ class Attribution:
 
     @cached_property
     def _renamed(self) -> Mapping[str, str]:
-        """The original names of nodes whose own only wait for them now."""
+        """The original names of nodes that had to give their names to nodes that wait for them."""
         layouts = [item.layout for item in self._items if item.layout is not None]
         return {new: old for layout in layouts for old, new in layout.moved.items()}
 
@@ -348,13 +348,13 @@ class Attribution:
 
 
 def device_of(text: str) -> str:
-    """Return `CPU:0` of any name of that device: each rank has its own."""
+    """Return `CPU:0` for any full name of the device."""
     spec = device_specs.parse(text)
     return text if spec is None or not spec.kind else f"{spec.kind}:{spec.number or 0}"
 
 
 def told(meeting: Meeting) -> str:
-    """Return what is exchanged, how, and for whom, as a name."""
+    """Return a name for an exchange: its kind, value and owner."""
     owner = f" for {meeting.owner}" if meeting.owner else ""
     return f"{meeting.kind} {meeting.value}{owner}"
 
@@ -366,7 +366,7 @@ def _meetings(item: TrainingGraph) -> Iterable[Meeting]:
 
 
 def _place(device: str) -> str:
-    """Return `CPU:0`, or `ps 0 CPU:0` of another process."""
+    """Return `CPU:0`, or `ps 0 CPU:0` for a device of a job."""
     spec = device_specs.parse(device)
     process = f"{spec.job} {spec.task or 0} " if spec is not None and spec.job not in ("", "localhost") else ""
     return process + device_of(device)
@@ -381,4 +381,4 @@ def _candidates(name: str) -> Iterator[str]:
     for first in range(1, len(parts)):
         yield "/".join(parts[first:])
     yield _FOLDED.sub("", _GRAPPLER.sub("", plain))
-    yield from (parts[0], parts[0].rpartition("/")[0]) if len(parts) > 1 else ()  # the call that the node is within
+    yield from (parts[0], parts[0].rpartition("/")[0]) if len(parts) > 1 else ()  # the call of the inlined function

@@ -1,4 +1,4 @@
-"""The offline page of a report, put together from an original and its rewrite, or from whichever of them is at hand."""
+"""Build the offline page of a report from an original graph, its rewrite, or both."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ NO_PLAN = "A .pb keeps no plan: with --plan, owners, bytes and reasons are shown
 
 @dataclass(frozen=True)
 class Reported:
-    """What a report is about.
+    """The subject of a report.
 
     Attributes:
-        states: of the graph, the last as the file has it.
-        original: the graph before it was rewritten, where that is at hand.
-        config: how it was rewritten, for the speed of the network, and for other plans.
+        states: of the graph after the passes; the last is the final graph.
+        original: the graph before the rewrite, if available.
+        config: the configuration of the rewrite, for the speed of the network, and for other plans.
         batch: examples of all devices together, where the graph leaves that open.
-        measured: some steps of it.
-        verified: what `verify` found, as plain data; None: it was not run.
+        measured: the profile of some steps.
+        verified: the result of `verify`, as plain data; None: it was not run.
     """
 
     states: GraphStates
@@ -67,11 +67,11 @@ def of_ranks(
     run: Callable[[TrainingGraph, list[Observer], int], TrainingGraph],
     task: int | None,
 ) -> TrainingGraph:
-    """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
+    """Record the graph after every pass, and the final graph of every process; return the first process's rewrite.
 
     Args:
         run: rewrites a graph, with observers, for one process.
-        task: the one process that is shown; None: all of them.
+        task: the only process to show; None: all of them.
     """
     states.keep("original", original.graph, original.placements)
     flat = normalise_original(original)
@@ -87,12 +87,12 @@ def of_ranks(
 
 
 def is_rewritten(graph: Graph) -> bool:
-    """Return whether passes have made nodes of a graph."""
+    """Return whether a pass made any node of a graph."""
     return any(PASS_ATTR in node.attrs for node in graph)
 
 
 def report_data(shown: Reported) -> dict[str, Any]:
-    """Return what the page shows, as plain data by view; docs/report.md has the schema."""
+    """Return the data of the page by view; docs/report.md has the schema."""
     item, new, plan = shown.original or shown.new, shown.new, shown.plan
     assert item is not None
     found = summarise(item)
@@ -101,7 +101,7 @@ def report_data(shown: Reported) -> dict[str, Any]:
     notes += [NO_PLAN] if new is not None and plan is None else []
     simulated, problem = _step(shown)
     step = of_step(simulated.found) if simulated is not None else None
-    states = shown.states.data()  # numbers the names that the cost refers to
+    states = shown.states.data()  # the cost refers to names by their numbers in it
     return {
         "overview": {
             "schema": SCHEMA,
@@ -139,15 +139,15 @@ def _step(shown: Reported) -> tuple[SimulatedStep | None, str]:
 
 
 def report_page(title: str, shown: Reported) -> str:
-    """Return the page that shows it."""
+    """Return the page of a report."""
     return page(f"{title} - autograph-rewrite", report_data(shown))
 
 
-# Where the time goes: what each name scope and node of the predicted step costs, beside what was measured.
+# Where the time goes: the predicted cost of each name scope and node, next to the measured time.
 
 
 def of_cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
-    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name."""
+    """Return the costs of scopes, outer ones first, and of nodes, by the number of their name; both in columns."""
     found, numbers = step.found, shown.states.names
     scopes = list(rows(tree(found.nodes)))
     took = measured_by_scope(shown.measured) if shown.measured is not None else {}
@@ -169,7 +169,7 @@ def of_cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
 
 
 def measured_by_scope(profile: Profile) -> dict[str, float]:
-    """Return what the nodes of each scope took in the typical step, in seconds of one device."""
+    """Return the seconds of each scope in the typical step, averaged over the devices."""
     each = max(1, len(profile.devices))
     took = tree(NodeUse(row["node"], row["seconds"] / each, 0.0, 0, 0) for row in node_rows(profile))
     found: dict[str, float] = {}
@@ -181,13 +181,13 @@ def measured_by_scope(profile: Profile) -> dict[str, float]:
     return found
 
 
-# The file of a report: one page with its data, style and scripts in it, of which no request ever leaves.
+# The file of a report: one page with its data, style and scripts, which sends no requests.
 #
 #     report.html    <meta Content-Security-Policy ... default-src 'none'>
 #     data           <script type="application/json" id="data-graph">      parsed when its view is opened
 #     style, code    page/*.css, page/*.js, and dagre, which lays opened scopes out
 #
-# Names of nodes come from whoever made the graph: the page only ever sets them as text, and in JSON `<` is escaped.
+# Names of nodes may be hostile: the page only sets them as text, and in JSON `<` is escaped.
 
 
 SCRIPTS = (
@@ -208,7 +208,7 @@ def page(title: str, data: Mapping[str, Any]) -> str:
     """Return the text of the file.
 
     Args:
-        data: what its views read, by name; docs/report.md has the schema.
+        data: of its views, by name; docs/report.md has the schema.
     """
     folder = files(__package__).joinpath("page")
 
@@ -223,7 +223,7 @@ def page(title: str, data: Mapping[str, Any]) -> str:
     }
     text = read("report.html")
     pieces = []
-    for mark, part in parts.items():  # in their order: what a name says is never taken for a mark
+    for mark, part in parts.items():  # in the order of the template, so that a mark inside a part is never replaced
         before, _, text = text.partition(mark)
         pieces += [before, part]
     return "".join([*pieces, text])
@@ -234,15 +234,15 @@ def _data(name: str, value: Any) -> str:
     return f'<script type="application/json" id="data-{html.escape(name)}">{text}</script>'
 
 
-# The tables of a report: variables, and what replicas exchange.
+# The tables of a report: variables, and exchanges between replicas.
 
 
 def variables(lines: Sequence[VariableLine], plan: Plan | None) -> list[dict[str, Any]]:
-    """Return where each variable lives, what it takes there, and what the optimizer keeps beside it.
+    """Return each variable's home, size and slots.
 
     Args:
-        lines: of the original's summary, where that is at hand.
-        plan: of its rewrite; None of a graph that is not distributed.
+        lines: of the summary of the original, if available.
+        plan: of the rewrite; None for a graph that is not distributed.
     """
     sizes = {line.name: line.bytes for line in lines}
     return [_variable(line, plan, sizes) for line in lines if line.slot_of is None or line.slot_of not in sizes]
@@ -287,7 +287,7 @@ def _devices(residence: Residence | None, plan: Plan | None) -> list[str]:
 
 
 def exchanges(item: TrainingGraph, plan: Plan | None) -> list[dict[str, Any]]:
-    """Return what replicas exchange in a step, in the order of the collectives."""
+    """Return the exchanges of a step, in the order of the collectives."""
     by_value = {edge.value: edge for edge in (plan.edges if plan is not None else ()) if edge.lowered.hops}
     found: list[dict[str, Any]] = []
     for one in meetings(item, plan):
@@ -352,18 +352,18 @@ def _rows(edges: Iterable[ShownEdge]) -> list[dict[str, Any]]:
     ]
 
 
-# The part of a report that is measured: the typical step of all ranks, in columns as the predicted one has them.
+# The measured part of a report: the typical step of all ranks, in the same columns as the predicted step.
 
 
 MOST = 400
-"""Rows of a table: the dearest nodes, the dearest exchanges."""
+"""The most rows of a table of nodes or exchanges, the slowest first."""
 
 
 def report_part(profile: Profile, predicted: dict[str, Any] | None) -> dict[str, Any]:
-    """Return figures, and events with times in microseconds since the step began on the first rank to begin it.
+    """Return the figures and events of the typical step; times are in microseconds since the first rank began it.
 
     Args:
-        predicted: the simulated step, for a profile that has none of its own.
+        predicted: the simulated step, for a profile that has none.
     """
     events: list[tuple[str, str, str, float, float]] = []
     begin = min(trace.steps[profile.typical].start for trace in profile.ranks)
@@ -391,7 +391,7 @@ def in_columns(events: Iterable[tuple[str, str, str, float, float]]) -> dict[str
     """Return events by their start, in columns, with texts by number.
 
     Args:
-        events: name, lane and kind of each, when it starts and how long it takes, in microseconds.
+        events: name, lane and kind of each, its start and its length in microseconds.
     """
     names, lanes, kinds = Numbered(), Numbered(), Numbered()
     rows = [
@@ -412,11 +412,11 @@ def _made(by: str) -> str:
     return f", {by}" if by and by != "expand" else ""
 
 
-# The first view of a report: what was made of the graph, what is divided, what a step costs, what to know.
+# The first view of a report: the rewrite, its coverage, the cost of a step, and notes.
 
 
 def of_graph(found: Summary) -> dict[str, Any]:
-    """Return what there is to say of a graph that is not distributed."""
+    """Return the overview of the original graph."""
     item = found.item
     names = {one.name for one in found.variables}
     slots = sum(one.slot_of in names for one in found.variables)
@@ -432,7 +432,7 @@ def of_graph(found: Summary) -> dict[str, Any]:
 
 
 def of_rewrite(account: Account) -> dict[str, Any]:
-    """Return what a rewrite did, with its coverage, its passes and its notes."""
+    """Return the overview of a rewrite, with its coverage, passes and notes."""
     report, plan, covered = account.report, account.plan, account.covered
     return {
         "replicas": plan.replicas,
@@ -468,7 +468,7 @@ def of_rewrite(account: Account) -> dict[str, Any]:
 
 
 def of_step(found: Simulation) -> dict[str, Any]:
-    """Return the predicted step: times, devices, links, and what happens when, in columns."""
+    """Return the predicted step: times, devices, links, and events in columns."""
     events = ((one.name, one.lane, one.kind, one.start * 1e6, one.seconds * 1e6) for one in found.events)
     return {
         **found.data(),

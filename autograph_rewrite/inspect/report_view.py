@@ -1,4 +1,4 @@
-"""Access to the report of a rewrite: the one place that knows its format."""
+"""Read the report and plan of a rewrite for all inspection modules; no other module knows their format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["STEP", "Account", "ShownEdge", "account_of", "edges_of", "model_edge
 
 @dataclass(frozen=True)
 class ShownEdge:
-    """A value whose placement was changed, and how; `where` is its place in the plan."""
+    """A conversion of a value; `where` is its place in the plan."""
 
     where: str
     value: str
@@ -40,11 +40,11 @@ class ShownEdge:
     bucket: int
     compressor: str = "none"
     role: str = ""
-    axis: int | None = None  # of the model axis, where it is between devices of a replica
+    axis: int | None = None  # the model axis, for a conversion between devices of a replica
 
     @property
     def means(self) -> str:
-        """The lowering, with the compressor where there is one."""
+        """The lowering, with the compressor if there is one."""
         return self.lowering if self.compressor == "none" else f"{self.lowering} of {shown(self.compressor)}"
 
     @property
@@ -54,7 +54,7 @@ class ShownEdge:
 
     @property
     def kind(self) -> str:
-        """`reduction`, `gather` or `local`: whether replicas exchange something, and what."""
+        """`reduction` or `gather`, or `local` if replicas exchange nothing."""
         lowered = lowering(self.lowering)
         if lowered.does(Operation.REDUCE) or lowered.does(Operation.SCATTER) or self.compressor != "none":
             return "reduction"
@@ -62,23 +62,23 @@ class ShownEdge:
 
     @property
     def joins_shards(self) -> bool:
-        """Whether it makes the whole of a variable that is split over the replicas."""
+        """Whether it gathers the whole of a variable that is split over the replicas."""
         return self.kind == "gather" and self.value.rpartition("/")[2] in ("whole", "again")
 
 
 @dataclass(frozen=True)
 class Account:
-    """What happened to a graph: the report of its rewrite, and what is read off the plan.
+    """The report of a rewrite, and the figures of its plan.
 
     Attributes:
-        report: as the rewrite has left it.
-        covered: how much of the step is divided, for a batch that somebody asks about.
+        report: of the rewrite.
+        covered: how much of the step is divided, for the batch in question.
         edges: reshards.
-        model_edges: what the devices of a replica convert and exchange in a step.
-        devices: devices[replica][logical], those of its stages and of its model axis.
-        plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
-        ranking: the notes of the plan that rank it among those that a search has compared.
-        exchanged_bytes: what one member of each exchange hands over in a step, as the plan counts it.
+        model_edges: the conversions between the devices of a replica.
+        devices: devices[replica][logical], those of stages and of the model axis.
+        plan_notes: notes of the plan: its builder's choices, settings without effect.
+        ranking: the notes of the plan that are rows of the ranking of a search.
+        exchanged_bytes: bytes that one member hands over in a step, summed over all exchanges of the plan.
     """
 
     report: Report
@@ -97,15 +97,15 @@ class Account:
 
     @property
     def batch(self) -> int:
-        """The examples of all replicas together that the bytes of the edges count; 0: not known."""
+        """The examples of all replicas together for which the bytes of the edges are counted; 0: not known."""
         return self.plan.batch
 
 
 def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
-    """Return the account of a rewritten item; of its coverage, for a batch of so many examples.
+    """Return the account of a rewritten item, with the coverage for a batch of `batch` examples.
 
     Raises:
-        GraphError: the item was not rewritten, or its report was not kept.
+        GraphError: the item has no report.
     """
     report = item.report
     if report is None:
@@ -127,7 +127,7 @@ def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
 
 
 def plan_of(item: TrainingGraph, plan: Plan | None = None) -> Plan | None:
-    """Return a plan, or else the one that an item was rewritten by: from its report, or from its archive."""
+    """Return the given plan, else the plan of a rewritten item, from its report or archive."""
     if plan is not None:
         return plan
     if item.report is not None:
@@ -137,7 +137,7 @@ def plan_of(item: TrainingGraph, plan: Plan | None = None) -> Plan | None:
 
 
 def edges_of(item: TrainingGraph, plan: Plan | None = None) -> tuple[ShownEdge, ...]:
-    """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
+    """Return the reshards of `plan_of(item, plan)`; none without a plan."""
     found = plan_of(item, plan)
     return () if found is None else tuple(_edges(found, "edges"))
 

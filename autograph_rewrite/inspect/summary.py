@@ -1,4 +1,4 @@
-"""What a graph trains, at a glance: inputs, outputs, variables with their slots and updates, ops, warnings."""
+"""Summarise a graph: inputs, outputs, variables with their slots and updates, ops, warnings."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ OPS_SHOWN = 30
 
 @dataclass(frozen=True)
 class VariableLine:
-    """A variable: what it is, who writes it in one step, and which others are written along with it.
+    """A variable with the ops that update it in one step, and its slots.
 
-    Of a rewritten graph, `devices` are those of its handles, copies and shards included, and `shards` their sizes.
+    In a rewritten graph, `devices` are those of its handles, copies and shards included, and `shards` their sizes.
     """
 
     name: str
@@ -53,11 +53,11 @@ class VariableLine:
 
     @property
     def bytes(self) -> int | None:
-        """Its size, where the shape is known."""
+        """Its size; None if the shape is not known."""
         return dtypes.nbytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
 
     def data(self) -> dict[str, Any]:
-        """Return it as plain data; devices and shards of a rewritten graph only."""
+        """Return it as plain data; devices and shards only if the graph has devices."""
         data = {**vars(self), "bytes": self.bytes}
         for key in () if self.devices else ("devices", "shards"):
             del data[key]
@@ -66,7 +66,7 @@ class VariableLine:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `inspect` shows."""
+    """The result of the verb `inspect`."""
 
     item: TrainingGraph
     variables: tuple[VariableLine, ...]
@@ -95,7 +95,7 @@ class Summary:
 
     @property
     def devices(self) -> tuple[tuple[str, ...], ...]:
-        """Return devices[replica][logical] of a rewritten graph that knows its plan; none of another."""
+        """Return devices[replica][logical] of a rewritten graph with a plan; empty for other graphs."""
         plan = plan_of(self.item)
         return devices_by_replica(plan) if plan is not None else ()
 
@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def placements(self) -> Counter[str]:
-        """How many values of the graph have which placement, as far as the item knows them."""
+        """The number of values with each placement, as far as placements are known."""
         nodes, known = self.item.graph.nodes, self.item.placements.items()
         return Counter(sorted(str(stated) for name, stated in known if name.partition(":")[0] in nodes))
 
@@ -161,10 +161,10 @@ def summarise(source: Source) -> Summary:
 
 
 def flattened(item: TrainingGraph) -> TrainingGraph:
-    """Return the item with its calls, branches and loops inlined, so that updates inside them are found."""
+    """Return the normal form of an item, in which updates inside calls, branches and loops are found."""
     try:
         return normalise(item)
-    except GraphError:  # what cannot be inlined can still be looked at
+    except GraphError:  # a graph that cannot be normalised can still be shown
         return item
 
 
@@ -189,7 +189,7 @@ def _variable_lines(item: TrainingGraph, step: set[Node]) -> tuple[VariableLine,
 
 
 def _handle_devices(item: TrainingGraph) -> dict[str, tuple[str, ...]]:
-    """Return on which devices the handles of each variable are, those of its shards and copies."""
+    """Return the devices of the handles of each variable, shards and copies included."""
     owners: dict[str, str] = {}
     for variable in item.variables.values():
         names = variable.shards.handles if variable.shards is not None else (variable.handle,)
@@ -210,7 +210,7 @@ def _lives_on(variable: VariableLine) -> str:
 def _uses(item: TrainingGraph, step: set[Node]) -> dict[str, VariableUse]:
     try:
         return variable_uses(propagate(item.graph, {}, Semantics()), item.variables, step=step)
-    except GraphError:  # of a graph with unknown or malformed ops, it can still be told what writes what
+    except GraphError:  # with unknown or malformed ops, updates can still be found
         return plain_uses([node for node in item.graph if node in step], item.variables, item.graph)
 
 

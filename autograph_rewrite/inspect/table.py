@@ -1,4 +1,4 @@
-"""Plain-text tables, drawn by rich: as wide as the terminal; elsewhere no row is ever folded."""
+"""Draw plain-text tables with rich: as wide as the terminal; elsewhere rows are never folded."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PARTS = re.compile(r"[A-Z]?[^A-Z/_:.,\s]*[/_:.,\s]*")
 
 
 class Cell(Text):
-    """A text that breaks after a separator where it does not fit: `layer_1/` `dense`, never `layer_1/de`."""
+    """A text that wraps after separators: `layer_1/` `dense`, never `layer_1/de`."""
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:
-        """Return the lines."""
+        """Return the wrapped lines."""
         lines = [""]
         for part in _PARTS.findall(self.plain):
             if lines[-1] and len((lines[-1] + part).rstrip()) > width:
@@ -41,7 +41,7 @@ class Cell(Text):
 
 
 def fitted(text: str) -> str:
-    """Return sentences broken at blanks to the width of the terminal; elsewhere as they are."""
+    """Return sentences wrapped at blanks to the width of the terminal; elsewhere unchanged."""
     width = _width()
     return "\n".join(
         textwrap.fill(
@@ -58,11 +58,11 @@ def fitted(text: str) -> str:
 
 
 def drawn(*tables: Table, width: int | None = None) -> str:
-    """Return tables as text without colours; trailing blanks are cut, so that results can be compared.
+    """Return tables as text without colours and trailing blanks, so that results can be compared.
 
     Args:
         tables: one below the other.
-        width: in letters; left out: that of the terminal that standard output is.
+        width: in letters; default: that of the terminal; unlimited if standard output is none.
     """
     stream = io.StringIO()
     console = Console(
@@ -78,11 +78,11 @@ def _width() -> int:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, spare: Sequence[str] = ()) -> Table:
-    """Return a table; columns whose name starts with `#` hold numbers, and one without any cell is left out.
+    """Return a table; columns whose name starts with `#` hold numbers, and empty columns are left out.
 
     Args:
-        rows: a cell for each column; None is left empty.
-        spare: columns that are left out, the first of them first, as long as a terminal is too narrow for all.
+        rows: a cell for each column; the cell of None is empty.
+        spare: columns to leave out, in this order, until the table fits the terminal.
     """
     made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -99,19 +99,19 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     return made
 
 
-# The plans that a search has compared, as a table: step, memory, communication, and why each was taken or not.
+# The table of the plans that a search has compared: step, memory, communication, and a verdict.
 
 
 NAME = 60  # characters of a plan's description
 
 
 def without_ranking(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes of a plan that are no rows of its ranking."""
+    """Return the notes of a plan without the rows of its ranking."""
     return tuple(note for note in notes if row_of(note) is None)
 
 
 def ranking_text(notes: Sequence[str]) -> str:
-    """Return the ranking among the notes of a plan as a table; empty where there is none."""
+    """Return the ranking in the notes of a plan as a table; empty if there is none."""
     rows = [row for row in map(row_of, notes) if row is not None]
     if not rows:
         return ""

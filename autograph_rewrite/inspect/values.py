@@ -1,8 +1,8 @@
-"""What is known of one value of a rewritten graph, once for every form that shows it.
+"""Describe a value of a rewritten graph: type, placement, conversions, devices.
 
     %dw: float32[3,4] partial(sum)[data] -> replicated by collective_reduce, 13.0 KiB, bucket 2; each on CPU:0, CPU:1
 
-Text, table, JSON and pictures of a graph, and `why`, all take it from here.
+Text, table, JSON and pictures of a graph, and `why`, all use these descriptions.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 DATA, MODEL = "data", "model"
 CONVERTING = frozenset((b"insert-reshards", b"lower-reshards", b"merge-instances"))
-"""The passes whose nodes only convert values of others."""
+"""The passes whose nodes only convert values of other nodes."""
 
 
 def over(placement: Placement | str, axis: str = DATA) -> str:
-    """Return a placement with the axis of the mesh that it is about, where it is about one: `split(0)[data]`."""
+    """Return a placement with its axis of the mesh, if it is split or partial: `split(0)[data]`."""
     text = str(placement) if isinstance(placement, str) else repr(placement)
     return f"{text}[{axis}]" if text.startswith(("split", "partial")) else text
 
 
 def conversion(edge: ShownEdge) -> str:
-    """Return what a conversion gives its readers, and how: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
+    """Return the text of a conversion: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
     axis = DATA if edge.axis is None else f"{MODEL} {edge.axis}"
     before = "" if edge.axis is None else f"{over(edge.before, axis)} "
     parts = [f"{before}-> {over(edge.after, axis)} by {edge.means}"]
@@ -65,13 +65,13 @@ def conversion_data(edge: ShownEdge) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of one value.
+    """The description of one value.
 
     Attributes:
-        name: of the original value, or of one that a pass has made.
+        name: of the original value, or of a value that a pass has made.
         type: element type and static shape.
-        placement: where it is produced, and what its readers are given; None where nothing is known of it.
-        span: how often its node runs: once, replica or each; empty where that is not known.
+        placement: its placement, and the one that its readers get; None if neither is known.
+        span: how often its node runs: once, replica or each; empty if that is not known.
         devices: of all of its instances in this graph.
         conversions: the edges of the plan that start at it.
     """
@@ -106,7 +106,7 @@ class Described:
 
 
 class Values:
-    """The values of one graph, rewritten or not; the plan of its rewrite is the one that is given, or its own."""
+    """Describes the values of one graph; the plan of its rewrite is the given one, or that of the item."""
 
     def __init__(self, item: TrainingGraph, plan: Plan | None = None) -> None:
         self.item, self.plan = item, plan_of(item, plan)
@@ -117,24 +117,24 @@ class Values:
         found: dict[str, list[ShownEdge]] = {}
         known = () if self.plan is None else (*edges_of(self.item, self.plan), *model_edges_of(self.plan))
         for edge in known:
-            if edge.after != SIZES:  # how long something is, not the value itself
+            if edge.after != SIZES:  # it exchanges the sizes of a value's blocks, not the value
                 found.setdefault(edge.value, []).append(edge)
         return {name: tuple(edges) for name, edges in found.items()}
 
     def placement(self, value: Value) -> Annotation | None:
-        """Return what is known of a value's placement: from the rewrite, else, of what is converted, from the plan."""
+        """Return a value's placement from the rewrite, else from the plan if the plan converts it; None: not known."""
         stated = self.item.placements.get(value.name)
         if stated is not None or self.item.placements or converts(value.node):
             return stated
         for edge in self.edges.get(bare(value.name), ()):
             try:
                 return read_annotation(f"{edge.before} -> {edge.after}")[0]
-            except MisreadError:  # "single" and the like are about variables
+            except MisreadError:  # "single" and the like describe variables
                 continue
         return None
 
     def conversions(self, value: Value) -> tuple[ShownEdge, ...]:
-        """Return the edges of the plan that start at a value, or at the value that it is an instance of."""
+        """Return the edges of the plan that start at a value, or at the original of an instance."""
         name = bare(value.name)
         edges = self.edges.get(name) or self.edges.get(name.removesuffix(INSTANCE_SUFFIX), ())
         if not edges or converts(value.node):
@@ -145,11 +145,11 @@ class Values:
         return tuple(edge for edge in edges if edge.axis is not None or edge.before == repr(stated.placement))
 
     def described(self, value: Value, name: str | None = None, instances: tuple[Node, ...] = ()) -> Described:
-        """Return what is known of a value.
+        """Return the description of a value.
 
         Args:
-            name: what to call it; None: as it is called.
-            instances: the nodes that are instances of its node; none: only itself.
+            name: the name to show; None: the value's name.
+            instances: the instances of its node; empty: only the node itself.
         """
         stated, node = self.placement(value), value.node
         span = stated.span if stated is not None else None
@@ -165,7 +165,7 @@ class Values:
         )
 
     def remarks(self) -> dict[str, str]:
-        """Return what the printed line of a node leaves open: how its results are converted, by name of the node."""
+        """Return the conversions of each node's results, as text by node name."""
         if not self.edges:
             return {}
         names = {name.partition(":")[0] for name in self.edges}
@@ -176,7 +176,7 @@ class Values:
 
 
 def converts(node: Node) -> bool:
-    """Return whether a node was made to convert the value of another."""
+    """Return whether a pass made a node to convert a value of another node."""
     return node.attr(PASS_ATTR, b"") in CONVERTING
 
 

@@ -1,4 +1,4 @@
-"""Why a value is placed as it is: provenance, and the chain from the batch; why a variable is not placed otherwise."""
+"""Explain a value's placement by its provenance and the chain from the batch; explain what limits a variable's."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ INDEPENDENT = "Nothing of the batch reaches it, so every replica has the same."
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is known about the origin of a node, and about one of its results.
+    """The origin of a node, and the placement of one of its results.
 
     Attributes:
-        made_by: the pass; empty for a node of the original graph.
-        origin: the original node that it is, is a copy of, or serves.
-        edges: the reshards of that node's values.
-        value: what is known of the result that was asked for; None of a node without results.
-        chain: from a batch input to it.
+        made_by: the pass that made the node; empty for a node of the original graph.
+        origin: the original of a copy, or the original node for which a pass made it.
+        edges: the reshards of the original node's values.
+        value: the description of the result; None for a node without results.
+        chain: from a batch input to the result.
     """
 
     node: str
@@ -86,7 +86,7 @@ class Provenance:
         return "\n".join(text) + "\n"
 
     def _placed(self) -> Iterator[str]:
-        """Yield what is known of its placement, and why it is so."""
+        """Yield the lines on its placement and the reasons for it."""
         if self.value is not None and (self.value.placement is not None or self.made_by):
             yield str(self.value)
         if self.chain:
@@ -118,11 +118,11 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     """Return why a node is in a graph, and why one of its results is placed as it is.
 
     Args:
-        name: the node, or a value of it (`name:1`); of the original graph, or of the rewritten one.
-        plan: the plan of the rewrite; a rewritten item knows its own, also from an archive.
+        name: a node or value (`name:1`) of the original graph or of the rewritten one.
+        plan: the plan of the rewrite; default: that of a rewritten item, also from an archive.
 
     Raises:
-        GraphError: there is no such node or value; the hint names the closest.
+        GraphError: the node or value does not exist; the hint names the closest.
     """
     item = as_item(source)
     asked, _, index = name.removeprefix("%").partition(":")
@@ -146,7 +146,7 @@ def find(graph: Graph, name: str) -> Node:
     """Return a node by its name, or the first instance of the original node of that name.
 
     Raises:
-        GraphError: there is neither; the hint names the closest.
+        GraphError: neither exists; the hint names the closest.
     """
     for one in (name, *(f"{prefix}{name}" for prefix in FIRST)):
         if one in graph:
@@ -155,7 +155,7 @@ def find(graph: Graph, name: str) -> Node:
     raise GraphError(f"the graph has no node '{name}'", hint=closest(name, names))
 
 
-# The chain of reasons for a placement: from a batch input, value by value, to the one that is asked about.
+# The chain of reasons for a placement: from a batch input, value by value, to the value in question.
 #
 #     %x: replicated, because it is a batch input: its axis 0 counts examples
 #       -> split(0)[data] by slice: cut here, because MatMul 'h' reads it
@@ -163,10 +163,10 @@ def find(graph: Graph, name: str) -> Node:
 #     %dw: partial(sum)[data], because MatMul adds up over dimension 0 of %h: each replica has its part
 #       -> replicated by collective_reduce, 96 bytes: summed here, because ResourceApplyAdam 'update' reads it
 #
-# It is read off the graph and the placements of its values, as a rewrite or its archive states them.
+# It follows from the graph and the placements of its values, which a rewrite or its archive states.
 
 ALIKE = 3
-"""So many values in a row that are placed alike are shown one by one; of more, the first and the last."""
+"""Up to this many consecutive values of one placement are shown one by one; of more, only the first and the last."""
 _COMBINED = {"max": "takes the maximum", "min": "takes the minimum", "prod": "multiplies"}
 
 
@@ -175,11 +175,11 @@ class ChainLink:
     """One link of a chain.
 
     Attributes:
-        placement: it has there, or is given by a conversion.
-        because: why.
-        converts: it is about the conversion of the value, not about the value.
+        placement: of the value, or after its conversion.
+        because: the reason.
+        converts: the link is a conversion of the value.
         where: the place of the conversion in the plan.
-        owner: the variable that the conversion serves, or `step`.
+        owner: the variable whose update reads the converted value, or `step`.
     """
 
     value: str
@@ -197,7 +197,7 @@ class ChainLink:
 
 
 class ReadValue(NamedTuple):
-    """What a node reads: the value behind its operand, and how the node sees it."""
+    """The value that a node reads, before any conversion, and the placement that the node reads."""
 
     value: Value
     seen: Placement
@@ -206,7 +206,7 @@ class ReadValue(NamedTuple):
 
 @dataclass
 class Chains:
-    """Finds chains in one graph."""
+    """Finds the chains of one graph."""
 
     values: Values
 
@@ -217,7 +217,7 @@ class Chains:
         return {one.tensor.partition(":")[0]: one.batch_axis for one in infos if one.batch_axis is not None}
 
     def of(self, node: Node, index: int = 0) -> tuple[ChainLink, ...]:
-        """Return the chain of a result of a node, or of a node without results; empty where no placement is known."""
+        """Return the chain of a result of a node, or of a node without results; empty if no placement is known."""
         made = results(node)
         start = made[index] if index < len(made) else None
         links: list[tuple[Node, Value | None, ReadValue | None]] = []
@@ -232,7 +232,7 @@ class Chains:
         return tuple(step for link in reversed(links) for step in self._steps(*link))
 
     def _distances(self, node: Node) -> dict[Node, int]:
-        """Return how far each node that the value is computed from is behind a batch input; others are left out."""
+        """Return the distance from a batch input, in edges, of each ancestor of a node; others are left out."""
         above, pending = {node}, [node]
         while pending:
             for value in pending.pop().inputs:
@@ -251,7 +251,7 @@ class Chains:
         return found
 
     def _cause(self, node: Node, value: Value | None, distance: Mapping[Node, int]) -> ReadValue | None:
-        """Return the operand from which a node has its placement: of several, the one that is nearest to the batch."""
+        """Return the operand that decides a node's placement; of several candidates, the one nearest to the batch."""
         if converts(node):
             found = self._converted(node, distance)
             before = self._placement(found)
@@ -268,7 +268,7 @@ class Chains:
         return min(sources, key=key, default=None)
 
     def _sources(self, operand: Value, distance: Mapping[Node, int]) -> Iterator[ReadValue]:
-        """Yield the value behind an operand: itself, or what a conversion was made of."""
+        """Yield an operand, or the value that was converted to it."""
         if operand.node not in distance:
             return
         stated = self.values.placement(operand)
@@ -284,7 +284,7 @@ class Chains:
             yield ReadValue(found, seen, seen != before or converts(operand.node))
 
     def _converted(self, node: Node, distance: Mapping[Node, int]) -> Value | None:
-        """Return the value that a node converts: by its name, by what it serves, or the nearest one that it reads."""
+        """Return the value that a node converts: found by name, by origin, or as the nearest placed ancestor."""
         graph, name = self.values.item.graph, bare(node.name)
         prefix = node.name.removesuffix(name)
         above = [name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == "/"]
@@ -336,7 +336,7 @@ class Chains:
         return f"{_verb(edge)} here, because {edge.reason}{more} ({owner}{edge.where})"
 
     def _readers(self, value: Value) -> set[str]:
-        """Return the original nodes that read what a value is converted to."""
+        """Return the original nodes that read a value after its conversion."""
         found: set[str] = set()
         begin, pending, seen = f"{bare(value.node.name)}/", [value], {value}
         while pending:
@@ -355,10 +355,10 @@ def because(op: str, own: Placement | None, seen: Placement, operand: str, *, co
     """Return why an op gives a value its placement.
 
     Args:
-        own: the placement of the value; None of a node without results.
+        own: the placement of the value; None for a node without results.
         seen: the placement of the operand, as the op reads it.
         operand: its name.
-        converted: a conversion stands between them.
+        converted: the operand was converted.
     """
     if own is None or own.kind == "replicated":
         if converted:
@@ -379,7 +379,7 @@ def because(op: str, own: Placement | None, seen: Placement, operand: str, *, co
 
 
 def lines(steps: Sequence[ChainLink]) -> Iterator[str]:
-    """Yield a chain for people, a line for each step; values in a row that are placed alike become fewer."""
+    """Yield the lines of a chain; of many consecutive values with one placement, only the first and the last."""
     for (placement, is_conversion), alike in groupby(steps, key=lambda step: (step.placement, step.converts)):
         run = list(alike)
         if is_conversion:
@@ -403,26 +403,26 @@ def _verb(edge: ShownEdge) -> str:
     return "gathered" if edge.before.startswith("split") else "converted"
 
 
-# Why a variable is not sharded, not on servers or not cut under a strategy; or what would be different.
+# Why a strategy does not shard a variable, put it on servers or split it on the model axis, or what it would do.
 #
-# Nothing here knows a limit: the strategy's builder is asked for its choice and its reason, the configuration's checks
-# and the passes for their errors, and the resolved plan for what would be exchanged.
+# This code knows no limits. The reasons come from the strategy's builder and from the errors of the configuration's
+# checks and the passes; the exchanges come from the resolved plan.
 
 MODEL = "model"
-"""The word for the model axis, beside the names of strategies."""
+"""The name of the model axis, an alternative to the names of strategies."""
 DEVICES = {"devices": ["CPU:0", "CPU:1"]}
 STAGES = {1: "of its slots", 2: "of its slots and gradient", 3: "of it, its slots and gradient"}
 
 
 @dataclass(frozen=True)
 class VariablePlace:
-    """What a strategy makes of one variable.
+    """The place of one variable under a strategy.
 
     Attributes:
-        variable: its name, type and size, for people.
-        lives: where it would live; empty where the strategy cannot be followed.
-        because: why it is not spread further; empty where it is.
-        exchanged: what would be exchanged for it in a step.
+        variable: its name, type and size, as text.
+        lives: where it would live; empty if the strategy cannot be followed.
+        because: why it is not divided further; empty if it is divided.
+        exchanged: the exchanges for it in a step.
     """
 
     variable: str
@@ -453,17 +453,17 @@ class VariablePlace:
 def why_not(
     item: TrainingGraph, variable: str, strategy: str, config: Config | None = None, *, batch: int | None = None
 ) -> VariablePlace:
-    """Return what a strategy makes of a variable, and why it makes no more of it.
+    """Return where a variable lives under a strategy, and why it is not divided further.
 
     Args:
         item: the original graph.
         strategy: a strategy's name, "model" for the model axis, or the name or path of a configuration.
-        config: the devices and everything else; left out, those of the strategy's configuration, else two devices.
+        config: the devices and all other settings; default: those of the configuration `strategy`, else two devices.
         batch: examples of all devices together, where the graph leaves that open.
 
     Raises:
-        GraphError: there is no such variable, or the graph is distributed already.
-        ConfigError: there is no such strategy.
+        GraphError: the variable does not exist, or the graph is distributed already.
+        ConfigError: the strategy does not exist.
     """
     flat = normalise_original(item)
     lines = {line.name: line for line in summarise(flat).variables}
@@ -542,7 +542,7 @@ def _exchanged(edges: list[ShownEdge]) -> Iterator[str]:
 
 
 def _on_model_axis(flat: TrainingGraph, line: VariableLine, config: Config) -> tuple[str, str]:
-    """Return along which dimensions a variable can be cut in two on the model axis, and why not along the others."""
+    """Return along which dimensions the model axis can split a variable in two, and why not along the others."""
     can, cannot = [], []
     for dim in range(len(line.shape or ())):
         split = [2 if one == dim else 1 for one in range(len(line.shape or ()))]
@@ -564,7 +564,7 @@ def _on_model_axis(flat: TrainingGraph, line: VariableLine, config: Config) -> t
 
 
 def _cut(name: str, split: list[int], config: Config) -> Config:
-    """Return a configuration with two logical devices for each replica, which share one variable."""
+    """Return a configuration with two logical devices for each replica, which split one variable."""
     devices = list(config.devices or DEVICES["devices"])
     devices = devices if len(devices) % 2 == 0 else [*devices, *devices]
     entry = {"match": re.escape(name), "split": split}

@@ -1,1 +1,1 @@
-"""Loaders: from graphs, files, functions and Keras models to a training graph."""
+"""Loaders, which turn graphs, files, functions and Keras models into a training graph."""

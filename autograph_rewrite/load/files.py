@@ -1,6 +1,6 @@
-"""Graph files: .pb, .pbtxt, .meta, a SavedModel directory, a .keras model, printed text, and the `.ar` archive.
+"""Read graph files: .pb, .pbtxt, .meta, SavedModel directories, .keras models, printed text, and `.ar` archives.
 
-Only a TF2 SavedModel and a Keras model need TensorFlow itself; the rest is read from protos. An error names the file.
+Only a TF2 SavedModel and a Keras model need TensorFlow; the rest is read from protos. Errors name the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from autograph_rewrite.load.variables import Collected, FunctionBinding, SavedBi
 from autograph_rewrite.training_graph import Shards, TensorInfo, TrainingGraph, Variable
 
 _SAID = 300
-"""Characters of what a parser says: it may quote all of a line."""
+"""The most characters of a parser's message that are shown: it may quote a whole line."""
 _ZIPPED = b"PK\x03\x04"
 _KINDS = ".keras, .pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
@@ -58,11 +58,11 @@ def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingG
     """Read a graph from disk. See `GraphItem.load`.
 
     Args:
-        signature: which one of a SavedModel.
+        signature: the signature to load from a SavedModel.
         named: train_op, outputs, init_op, batch_inputs; None: not given.
 
     Raises:
-        GraphError: no such file, not a graph, corrupt or truncated, a name that it does not have, or it takes too long.
+        GraphError: the file does not exist, is no graph, is corrupt, lacks a name, or takes too long to read.
     """
     with no_garbage_collection():
         return in_time(lambda: _load(path, signature, Declared(**named)), name=str(path), error=GraphError)
@@ -92,7 +92,7 @@ def _load(path: Path, signature: str | None, declared: Declared) -> TrainingGrap
 
 
 def suffix_of(data: bytes) -> str:
-    """Return the suffix that a file of this content has, for a graph that comes without a name."""
+    """Return the suffix that fits a file's content, for a graph without a file name."""
     if data.startswith(_ZIPPED):
         return ".ar"
     if not _looks_like_text(data):
@@ -211,7 +211,7 @@ def _saved_model(directory: Path) -> Any:
     raise GraphError("the directory holds no saved_model.pb", hint=f"a graph is {_KINDS}")
 
 
-# A SavedModel directory as a TrainingGraph: a v1 graph with signatures, or a TF2 signature function.
+# Load a SavedModel directory: a v1 graph with signatures, or a TF2 signature function.
 #
 # v1: the MetaGraph is the graph; `init_op` restores the saved variables and runs the initialisers of tables.
 # TF2: TensorFlow loads the objects; the signature is a function over their variables (this imports TensorFlow).
@@ -227,10 +227,10 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
 
     Args:
         message: its `saved_model.pb`, parsed.
-        signature: which signature to take; None: the only one.
+        signature: the signature to load; None: `train`, `serving_default` or the first one.
 
     Raises:
-        GraphError: no such signature; the message lists those that there are.
+        GraphError: the signature does not exist; the hint lists all.
     """
     _require_assets_inside(directory, message)
     batch_inputs, outputs = declared.batch_inputs, declared.outputs
@@ -286,7 +286,7 @@ def _choose(signatures: Mapping[str, Any], wanted: str | None) -> Any:
 
 
 def _restore_op(graph: Graph, meta: Any, directory: Path) -> str | None:
-    """Point the saver at the variables beside the graph; return one op that restores and initialises everything."""
+    """Point the saver at the directory's variables; return one op that restores and initialises everything."""
     saver = meta.saver_def
     restore = saver.restore_op_name.partition(":")[0]
     mains = [
@@ -314,7 +314,7 @@ def _string(text: str) -> Any:
 
 
 def _with_signature_names(item: TrainingGraph, signature: Any, outputs_given: bool) -> TrainingGraph:
-    """Call inputs and outputs what the signature calls them."""
+    """Rename inputs and outputs as in the signature."""
     tensors = {info.name: key for key, info in sorted(signature.inputs.items()) if info.name}
     inputs = {}
     for key, info in item.inputs.items():
@@ -328,10 +328,10 @@ def _with_signature_names(item: TrainingGraph, signature: Any, outputs_given: bo
 
 
 def _require_assets_inside(directory: Path, message: Any) -> None:
-    """Refuse assets that TensorFlow would read from outside of the folder, and what it would wait for inside.
+    """Refuse assets outside of the folder, and devices and pipes inside, for which TensorFlow would wait.
 
     Raises:
-        GraphError: there is one.
+        GraphError: there is such a file.
     """
     folder = directory.resolve()
     for name in {asset.filename for meta in message.meta_graphs for asset in meta.asset_file_def}:
@@ -346,7 +346,7 @@ def _require_assets_inside(directory: Path, message: Any) -> None:
 
 
 def _tell_of_initialisers(directory: Path, message: Any) -> None:
-    """Say that TensorFlow runs ops of the model when it loads it, where it does: they can read and write files."""
+    """Warn if TensorFlow runs ops of the model when it loads it, because they can read and write files."""
     objects = [node for meta in message.meta_graphs for node in meta.object_graph_def.nodes]
     count = sum(child.local_name == "_initialize" for node in objects for child in node.children)
     if count:
@@ -361,7 +361,7 @@ def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInp
 
     try:
         loaded = tf.saved_model.load(str(directory))
-    except Exception as error:  # TensorFlow has no type of its own for models that are wrong
+    except Exception as error:  # TensorFlow has no error type for malformed models
         said = next(iter(str(error).splitlines()), "")
         raise GraphError(f"TensorFlow cannot load it ({type(error).__name__}: {said})") from error
     function = _choose(loaded.signatures, signature) if signature in (None, *loaded.signatures) else None
@@ -370,14 +370,14 @@ def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInp
     return from_concrete(function, batch_inputs=batch_inputs, owner=loaded)
 
 
-# The printed form of a graph as an item: what `dump --full` writes, or a hand-written case for one pass.
+# Read the printed form of a graph: the output of `dump --full`, or a hand-written case for one pass.
 #
 #     # output loss = %loss
 #     # target %train
 #     %x: float32[?,3] = Placeholder()
 #     ...
 #
-# The comments with which `dump` begins say what the outside knows; names that the caller gives go first.
+# The first comments of `dump` are the signature; names that the caller gives override them.
 
 _NODE = re.compile(r"\s*(%|anchor\s)")
 _SIGNATURE = re.compile(
@@ -387,21 +387,21 @@ _SIGNATURE = re.compile(
 
 
 def is_printed(text: str) -> bool:
-    """Return whether a text is the printed form, and not a GraphDef in the text form of protobuf."""
+    """Return whether a text is the printed form, not a GraphDef in protobuf's text form."""
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
     return _NODE.match(next(lines, "")) is not None
 
 
 def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> TrainingGraph:
-    """Read a graph, and the placements that are stated of its values.
+    """Read a graph and the placements of its values.
 
     Args:
-        text: as `ir.format.parser` reads it.
-        named: train_op, outputs, init_op and batch_inputs, where the caller gives them.
-        name: what errors call the text.
+        text: in the format of `ir.format.parser`.
+        named: train_op, outputs, init_op and batch_inputs that the caller gives.
+        name: of the text in errors.
 
     Raises:
-        GraphError: a line is wrong, or a name is not in the graph.
+        GraphError: a line is malformed, or a name is not in the graph.
     """
     found = [match.groupdict() for line in text.splitlines() if (match := _SIGNATURE.match(line.strip()))]
     of = {kind: [one for one in found if one["kind"] == kind] for kind in ("input", "output", "target", "init")}
@@ -420,13 +420,13 @@ def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> Tra
     return replace(item, outputs=outputs, stated_placements=placements)
 
 
-# The `.ar` archive: a zip of graph, signature and captured values, without pickle.
+# Read and write the `.ar` archive: a zip of graph, signature and captured values, without pickle.
 #
 #     graph.pb         the GraphDef
 #     manifest.json    inputs, outputs, targets, variables, and which placeholder takes which value
-#     placements.json  of a graph whose values have some: the values of each placement, in the words of the printed form
-#     plan.pb          of a rewritten graph: the plan that it was rewritten by
-#     values/0.npy     what a captured variable or constant held when the item was saved
+#     placements.json  if placements are known: the values of each placement, as the printed form writes it
+#     plan.pb          of a rewritten graph: its plan
+#     values/0.npy     the value of a captured variable or constant when the item was saved
 #
 # Equal items give equal bytes.
 
@@ -434,15 +434,15 @@ FORMAT = "autograph-rewrite graph item"
 VERSION = 1
 _PLACEMENTS, _PLAN = "placements.json", "plan.pb"
 _SMALL, _RATIO = 2**24, 200
-"""Bytes of a member that any archive may have, and how many times larger than in the file it may be beyond that."""
+"""A member may have this many bytes, or at most this many times its compressed size."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def save(item: TrainingGraph, path: Path) -> None:
-    """Write an item; the file is complete or not there.
+    """Write an item; on an error, no file is left.
 
     Raises:
-        GraphError: it captures something that cannot be written (a table, an iterator), or cannot write there.
+        GraphError: the item captures something without a value (a table, an iterator), or the file cannot be written.
     """
     if item.state and item.binding is not None:
         raise GraphError(
@@ -507,10 +507,10 @@ def _placements(archive: zipfile.ZipFile) -> Annotations | None:
 
 
 def saved_binding(binding: Any) -> SavedBinding | None:
-    """Return what can be saved of a binding: the values that its captures hold now.
+    """Return a binding with the present values of its captures.
 
     Raises:
-        GraphError: a capture has no value that could be written.
+        GraphError: a capture has no value that can be written.
     """
     if binding is None or isinstance(binding, SavedBinding):
         return binding
@@ -529,7 +529,7 @@ def saved_binding(binding: Any) -> SavedBinding | None:
 
 
 def _array_bytes(capture: SavedCapture) -> bytes:
-    """Encode an array; what numpy's format lacks (strings, bfloat16, float8) goes as fixed-width bytes."""
+    """Encode an array; types that numpy's format lacks (strings, bfloat16, float8) are written as integers."""
     array = capture.value
     if array.dtype == object:
         items = [v if isinstance(v, bytes) else str(v).encode() for v in array.ravel()]
@@ -556,10 +556,10 @@ def _array(data: bytes, dtype: str) -> Any:
 
 
 def load_archive(path: Path, declared: Declared) -> TrainingGraph:
-    """Read what `save` wrote; names that are declared replace those of the file.
+    """Read a file that `save` wrote; declared names replace those of the file.
 
     Raises:
-        GraphError: not such a file, from a newer version, or corrupt.
+        GraphError: it is another file, has a newer version, or is corrupt.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -579,7 +579,7 @@ def load_archive(path: Path, declared: Declared) -> TrainingGraph:
         raise GraphError(f"the file is corrupt or truncated ({error})") from None
     except RecursionError:
         raise GraphError("the file is corrupt: its manifest is nested too deeply") from None
-    except (NotImplementedError, RuntimeError) as error:  # compressed or encrypted otherwise than `save` does
+    except (NotImplementedError, RuntimeError) as error:  # encrypted, or compressed by an unknown method
         raise GraphError(f"the file cannot be read: {error}") from None
     return _renamed(item, declared)
 
@@ -588,7 +588,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return a file of an archive.
 
     Raises:
-        GraphError: it is much larger than what it was compressed to, as no graph is.
+        GraphError: it is compressed so much that it can be no graph.
     """
     info = archive.getinfo(name)
     if info.file_size > _SMALL and info.file_size > _RATIO * info.compress_size:
@@ -636,7 +636,7 @@ def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tuple(value: Any) -> Any:
-    """Return lists as tuples, those in lists too."""
+    """Return nested lists as nested tuples."""
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""A tf.function, or a plain function over tf.Variables, as a TrainingGraph: traced, captures as placeholders."""
+"""Trace a tf.function, or a plain function over tf.Variables, to a TrainingGraph with captures as placeholders."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def from_function(
     """Trace a function. See `GraphItem.from_function`.
 
     Args:
-        *specs: specs or arrays, nested as its arguments are.
+        *specs: specs or arrays, nested as the arguments are.
         batch_inputs: axis of the examples by input; None: an input has none.
         **named_specs: the same for keyword arguments.
 
     Raises:
-        GraphError: it cannot be traced with these specs, or `batch_inputs` does not fit them.
+        GraphError: the function cannot be traced with these specs, or `batch_inputs` does not fit them.
     """
     concrete = trace(function, specs, named_specs)
     return from_concrete(concrete, batch_inputs=batch_inputs, search=(function,), first=first_trace(function))
 
 
 def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any], *, is_own: bool = False) -> Any:
-    """Return the ConcreteFunction of a function for specs (or arrays, whose shapes are then fixed).
+    """Return the ConcreteFunction of a function for specs, or for arrays, whose shapes it then fixes.
 
     Args:
         function: a Python function, tf.function or ConcreteFunction.
-        is_own: it is a tf.function that nobody else knows.
+        is_own: only this package has a reference to the tf.function.
 
     Raises:
-        GraphError: not callable, or tracing raised.
+        GraphError: it is not callable, or tracing raised.
     """
     import tensorflow as tf
 
@@ -73,17 +73,17 @@ def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any], *
 
 
 def first_trace(function: Any) -> Any:
-    """Return the trace in which a tf.function has made its variables; there is another one if it made any."""
+    """Return the trace in which a tf.function makes its variables; if it made any, tf.function traces again."""
     return getattr(function, "_concrete_variable_creation_fn", None)
 
 
 def _let_go(concrete: Any) -> None:
-    """Let go of what a trace has captured that nobody calls: its graph is never freed."""
+    """Release the captures of a trace that is never called, because its graph is never freed."""
     captures: Any = getattr(concrete.graph, "_function_captures", None)
     if hasattr(captures, "clear"):
         concrete.set_external_captures([])
         captures.clear()
-        _ = concrete.graph.captures  # kept as a list, until something has changed and somebody asks
+        _ = concrete.graph.captures  # its cached list is renewed only when it is read after a change
 
 
 def from_concrete(
@@ -98,12 +98,12 @@ def from_concrete(
 
     Args:
         batch_inputs: axis by argument path.
-        search: objects from which the Keras variables that it captures can be reached.
-        owner: what must stay alive with the item.
-        first: another trace of the function, as `first_trace` returns it.
+        search: objects from which the captured Keras variables can be reached.
+        owner: an object that must stay alive with the item.
+        first: the result of `first_trace`.
 
     Raises:
-        GraphError: a deferred capture, or `batch_inputs` does not fit.
+        GraphError: there is a deferred capture, or `batch_inputs` does not fit.
     """
     traced = concrete.graph
     if traced.deferred_external_captures:
@@ -138,9 +138,10 @@ def from_concrete(
 
 
 def _rename_captures(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
-    """Name captures by their place where TensorFlow took a number of chance; return the new names of all.
+    """Rename captures whose names end in a counter of TensorFlow; return the new names of all.
 
-    It calls what a Keras embedding captures `embedding_lookup/50`, after how many tensors there have been.
+    The capture of a Keras embedding, for example, is `embedding_lookup/50`, where 50 counts all tensors made before.
+    The new name has the index of the capture, which is the same in every process.
     """
     names = {}
     for index, node in enumerate(nodes):
@@ -164,7 +165,7 @@ def _renamed(tensor: str, names: Mapping[str, str]) -> str:
 
 
 def _order_controls(graph: Graph) -> None:
-    """Put control edges into graph order: TensorFlow's tracer takes them from sets, in an order of chance."""
+    """Put control edges into graph order, because TensorFlow's tracer takes them from sets, in random order."""
     position = {node: index for index, node in enumerate(graph)}
     for node in graph:
         controls = node.controls
@@ -177,7 +178,7 @@ def _order_controls(graph: Graph) -> None:
 
 
 def _inputs(graph: Graph, concrete: Any, arguments: Sequence[str]) -> tuple[dict[str, TensorInfo], frozenset[str]]:
-    """Return the arguments and what iterators yield, by path; and which are parts of composite tensors."""
+    """Return the arguments and the elements of iterators, by path, and the paths of parts of composite tensors."""
     args, kwargs = concrete.structured_input_signature
     names = list(concrete.function_type.parameters)
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -234,10 +235,10 @@ def _variable(capture: Capture) -> Variable:
     )
 
 
-# Names of Keras variables: the map from tf.Variable to the path by which Keras users know it.
+# Names of Keras variables: map each tf.Variable to its path in Keras.
 #
-# A traced function only shows tf.Variables. The Keras objects are found where the function finds them:
-# in its closure, its bound object, its partial arguments and the globals that it names.
+# A traced function only has tf.Variables. The Keras objects are searched where the function itself finds them: in its
+# closure, its bound object, its partial arguments and the globals that it names.
 
 
 _DEPTH = 6
@@ -246,7 +247,7 @@ _SKIPPED = ("tensorflow", "tf_keras", "numpy", "builtins", "typing", "abc")
 
 
 def keras_variables(*roots: Any) -> dict[int, Any]:
-    """Return `id(tf.Variable)` -> Keras variable for what is reachable from `roots`."""
+    """Return the Keras variables that are reachable from `roots`, by `id(tf.Variable)`."""
     found: dict[int, Any] = {}
     if "keras" not in sys.modules:
         return found
@@ -264,7 +265,7 @@ def keras_variables(*roots: Any) -> dict[int, Any]:
 
 
 def _inside(item: Any, found: dict[int, Any]) -> Iterator[Any]:
-    """Yield what to look at next; Keras objects are asked for their variables instead."""
+    """Yield the objects inside an object; of a Keras object, record the variables instead."""
     if _is_keras(item):
         for variable in _variables_of(item):
             found.setdefault(id(getattr(variable, "value", None)), variable)
@@ -289,7 +290,7 @@ def _is_keras(item: Any) -> bool:
 
 
 def _is_skipped(item: Any) -> bool:
-    """Return whether nothing of Keras 3 is below an object: the variables of tf_keras are TensorFlow's."""
+    """Return whether an object holds no Keras 3 variables; those of tf_keras are tf.Variables."""
     return any(base.__module__.partition(".")[0] in _SKIPPED for base in type(item).__mro__ if base is not object)
 
 
@@ -320,22 +321,22 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-# The tf.Variable behind a handle that a function has captured by itself, as optimizers of v1 do with their slots.
+# Find the tf.Variable of a handle that a function captures without the variable, as v1 optimizers do with slots.
 #
 #     tf.raw_ops.ResourceApplyAdagrad(var=w.handle, accum=slot.handle, ...)
 #
-# TensorFlow notes a variable with a function that reads it; of one that only raw ops use, the function has the handle.
-# Who has that handle as its own is found among the objects that refer to it.
+# A function records the variables that it reads; of a variable that only raw ops use, it records just the handle. The
+# variable is then found among the objects that refer to the handle.
 
 
 def variables_of(handles: Iterable[Any]) -> dict[int, Any]:
-    """Return the variables that have some handles, by the ids of the handles; other resources have none."""
+    """Return the variables of handles, by `id(handle)`; handles of other resources are left out."""
     import tensorflow as tf
 
     wanted = {id(handle): handle for handle in handles if getattr(handle, "dtype", None) == tf.resource}
     if not wanted:
         return {}
-    # An object may keep its attributes in a dictionary, which then refers to the handle in its stead.
+    # An object may keep its attributes in a dictionary, which then refers to the handle instead of the object.
     holders = gc.get_referrers(*wanted.values())
     dictionaries = [one for one in holders if isinstance(one, dict)]
     holders += gc.get_referrers(*dictionaries) if dictionaries else []
@@ -346,9 +347,9 @@ def variables_of(handles: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
-# Nested arguments and results as flat lists of named tensors: `{"image": t}` given as `x` is "x/image".
+# Flatten nested arguments and results to named tensors: `{"image": t}` given as `x` is "x/image".
 
-# What the flat components of TensorFlow's composite tensors are called, by the name of their spec's class.
+# Names of the flat components of TensorFlow's composite tensors, by the class of their spec.
 _COMPONENTS = {
     "SparseTensorSpec": ("indices", "values", "dense_shape"),
     "IndexedSlicesSpec": ("values", "indices", "dense_shape"),
@@ -364,7 +365,7 @@ class SpecLeaf(NamedTuple):
 
 
 def as_spec(argument: Any) -> Any:
-    """Return what to trace for an argument: arrays, tensors and Keras inputs become specs, at any depth."""
+    """Return an argument with its arrays, tensors and Keras inputs replaced by specs, at any depth."""
     import tensorflow as tf
 
     if isinstance(argument, tf.TypeSpec):
@@ -378,7 +379,7 @@ def as_spec(argument: Any) -> Any:
 
 
 def of_any_batch(argument: Any) -> Any:
-    """Return what to trace for the data of a Keras model: arrays and tensors stand for batches of any size."""
+    """Return specs for the data of a Keras model; those of arrays and tensors get an unknown batch size."""
     import tensorflow as tf
 
     if isinstance(argument, Mapping | list | tuple):
@@ -391,7 +392,7 @@ def of_any_batch(argument: Any) -> Any:
 
 
 def leaves(structure: Any, path: str) -> Iterator[SpecLeaf]:
-    """Yield the tensors of a structure in TensorFlow's own flat order; Python values have no place in it."""
+    """Yield the tensors of a structure in TensorFlow's flat order, without Python values."""
     import tensorflow as tf
 
     if isinstance(structure, tf.TensorSpec | tf.Tensor):
@@ -414,7 +415,7 @@ def leaves(structure: Any, path: str) -> Iterator[SpecLeaf]:
 
 
 def _components(composite: Any, path: str) -> Iterator[SpecLeaf]:
-    """Yield the parts of a sparse or ragged tensor, an iterator, a variable..., or of the spec of one."""
+    """Yield the parts of a composite (a sparse or ragged tensor, an iterator, a variable...) or of its spec."""
     import tensorflow as tf
 
     parts = tf.nest.flatten(composite, expand_composites=True)
@@ -434,7 +435,7 @@ def _join(path: str, key: object) -> str:
 
 
 def output_leaves(structure: Any) -> Iterator[SpecLeaf]:
-    """Yield the results of a function: a dict's by key, else `output_0`, `output_1`... as SavedModel does."""
+    """Yield the results of a function, named by dict key, else `output_0`, `output_1`... as in a SavedModel."""
     if isinstance(structure, Mapping) or hasattr(structure, "_fields"):
         yield from leaves(structure, "")
     elif isinstance(structure, list | tuple):

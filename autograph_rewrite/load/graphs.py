@@ -1,8 +1,8 @@
-"""A tf.Graph or GraphDef, and a few names in it, as a TrainingGraph.
+"""Turn a tf.Graph or GraphDef, and a few names in it, into a TrainingGraph.
 
     graph ──bytes──► ir.Graph ──names──► targets, outputs, init_op ──reach──► inputs, variables
 
-The graph is kept whole: a user may fetch any tensor of it.
+The graph is kept whole, because a user may fetch any tensor of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
 _SHOWN = 5
-"""How many nodes a note names."""
+"""The most nodes that a note names."""
 
 
 def from_graph(
@@ -42,7 +42,7 @@ def from_graph(
     """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
     Raises:
-        GraphError: malformed graph, unknown name, or a batch of unknown rank.
+        GraphError: the graph is malformed, a name is unknown, or a batch has an unknown rank.
     """
     with no_garbage_collection():
         known = variables.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
@@ -52,17 +52,17 @@ def from_graph(
 
 
 def read(graph: Any) -> Graph:
-    """Return the IR of a tf.Graph (with the static shapes that it knows), a GraphDef or encoded bytes.
+    """Return the IR of a tf.Graph (with its static shapes), a GraphDef or encoded bytes.
 
     Raises:
-        GraphError: it is none of these, over 2 GiB, or malformed.
+        GraphError: `graph` is another object, over 2 GiB, or malformed.
     """
     if isinstance(graph, Graph):
         return graph
     data = graph if isinstance(graph, bytes) else _encode(graph)
     result = serde.from_bytes(data)
     validate.check(result)
-    if not hasattr(graph, "as_graph_def"):  # of those TensorFlow has seen every node
+    if not hasattr(graph, "as_graph_def"):  # TensorFlow has checked every node of a tf.Graph
         validate.check_file(result)
     return result
 
@@ -75,8 +75,8 @@ def _encode(graph: Any) -> bytes:
         )
     try:
         message = graph.as_graph_def(add_shapes=True) if hasattr(graph, "as_graph_def") else graph
-        data: bytes = message.SerializeToString(deterministic=True)  # attributes are a map: sort it
-    except Exception as error:  # protobuf and TensorFlow raise several types here, all for the same reason
+        data: bytes = message.SerializeToString(deterministic=True)  # sorts the map of attributes
+    except Exception as error:  # protobuf and TensorFlow raise several types, all for graphs that are too large
         raise GraphError(
             f"the graph cannot be encoded: {error}",
             hint="a GraphDef must be smaller than 2 GiB: keep large constants in variables or files",
@@ -86,12 +86,12 @@ def _encode(graph: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the user says of a graph; the rest is inferred.
+    """The names that a user declares for a graph; the rest is inferred.
 
     Attributes:
-        train_op: what a training step runs, one or several, by name or as TensorFlow object; None: inferred.
-        outputs: tensors to report; None: none but a train op that is a tensor.
-        init_op: what initialises the variables; None: inferred.
+        train_op: the ops that a training step runs, by name or as TensorFlow objects; None: inferred.
+        outputs: tensors to report; None: only train ops that are tensors.
+        init_op: the op that initialises the variables; None: inferred.
         batch_inputs: axis of the examples by input; None: an input has none.
     """
 
@@ -102,10 +102,10 @@ class Declared:
 
 
 def build_item(graph: Graph, collected: Collected, declared: Declared) -> TrainingGraph:
-    """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
+    """Wrap an IR graph; names that are not declared are inferred if the graph leaves no doubt.
 
     Raises:
-        GraphError: unknown name, or a batch of unknown rank.
+        GraphError: a name is unknown, or a batch has an unknown rank.
     """
     mark_checkpoints(graph, collected.checkpoints)
     named = inputs.as_list(declared.train_op)
@@ -113,7 +113,7 @@ def build_item(graph: Graph, collected: Collected, declared: Declared) -> Traini
     left_out: tuple[str, ...] = ()
     if not named:
         targets, left_out = infer_train_ops(graph, collected)
-    # A train op that is a tensor is fetched for its value, too.
+    # A train op that is a tensor is an output, too.
     values = [
         one
         for one in named
@@ -140,7 +140,7 @@ def build_item(graph: Graph, collected: Collected, declared: Declared) -> Traini
 
 
 def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Say which updates are no part of the step that was inferred."""
+    """Return and warn of the updates that are not in the inferred step."""
     if not names:
         return []
     text = (
@@ -158,7 +158,7 @@ def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> lis
 def _undeclared(
     graph: Graph, targets: Collection[str], outputs: Collection[str], kept: Collection[Node]
 ) -> list[tuple[str, str, str]]:
-    """Say which results of a graph no step computes, where only its train op was named."""
+    """Return notes on the results that no step computes, if only a train op was named."""
     if outputs or not targets:
         return []
     given = [node for node in kept if has(node.op, "placeholders", "input_elements")]
@@ -169,23 +169,23 @@ def _undeclared(
         if node in computed
         and inputs.output_count(node)
         and not any(value.uses for value in node.read_outputs)
-        and not (has(node.op, "forwards") and node.inputs[0].node in kept)  # the step has its value by another name
+        and not (has(node.op, "forwards") and node.inputs[0].node in kept)  # the step has the same value
     ]
     text = "no output is declared, so no step computes this: name it as one (outputs=[...], --output) to keep it"
     return [(node.name, node.op, text) for node in ends[:_SHOWN]]
 
 
-# Save and restore subgraphs, found by their ops: Savers leave no trace in a graph's collections.
+# Find the subgraphs that save and restore by their ops, because a Saver adds nothing to a graph's collections.
 #
 # v ──► SaveV2 ──^──► Identity "save/control_dependency"         fetched by Saver.save
 # RestoreV2 ──► AssignVariableOp ──^──► NoOp "save/restore_all"    run by Saver.restore
 
 
 def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
-    """Return the names of what nobody but the program itself reads of all that saves and restores.
+    """Return the names of the last nodes of save and restore subgraphs, which only the program runs.
 
     Args:
-        used: what the step and the init op run; what they restore belongs to them.
+        used: the nodes of the step and the init op, which may restore variables as well; they are left out.
     """
     files = (node for node in graph if has(node.op, "checkpoint_files") and node not in used)
     after = {node for node in descendants(files) if node not in used}
@@ -198,15 +198,15 @@ def _is_read_in(node: Node, after: Collection[Node]) -> bool:
     return any(reader in after for reader in (*readers, *node.control_users))
 
 
-# Find the train op and the init op of a graph that does not name them.
+# Infer the train op and the init op of a graph.
 
 
 def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a step runs, and which sinks that update variables from inputs it leaves out.
+    """Return the ops that a step runs, and the sinks with updates from inputs that it leaves out.
 
-    A step is what the registered train ops belong to: the group that the user runs, moving averages that wait for
-    them, and what layers registered to be run with them. Where nothing is registered, it is every sink that updates a
-    variable from an input.
+    A step runs the outermost groups of the registered train ops, the updates that wait for them (moving averages), and
+    the registered update ops of layers. If nothing is registered, it runs every sink that updates a variable from an
+    input.
     """
     registered = [graph.node(name) for name in collected.train_ops if name in graph]
     if not registered:
@@ -225,7 +225,7 @@ def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...]
 
 
 def _step_of(train_op: Node) -> list[Node]:
-    """Return what to run for a train op and the updates that wait for it."""
+    """Return the nodes that run a train op and the updates that wait for it."""
     missing = {node for node in descendants([train_op]) if node is not train_op and _updates(node)}
     if not missing:
         return [_outermost_group(train_op)]
@@ -233,7 +233,7 @@ def _step_of(train_op: Node) -> list[Node]:
 
 
 def _sinks_that_run(updates: set[Node]) -> list[Node]:
-    """Return sinks that together run some updates: groups rather than what only reads behind them."""
+    """Return sinks that together run some updates, preferring groups to reads after the updates."""
     sinks = sorted((node for node in descendants(updates) if _is_sink(node)), key=lambda node: node.name)
     needs = {sink: ancestors([sink]) & updates for sink in sinks}
     found, missing = [], set(updates)
@@ -245,7 +245,7 @@ def _sinks_that_run(updates: set[Node]) -> list[Node]:
 
 
 def _fed_updates(graph: Graph) -> set[Node]:
-    """Return the updates that depend on an input, but for those that restore checkpoints."""
+    """Return the updates that depend on an input, without those that restore checkpoints."""
     fed = descendants(value.node for value in inputs.source_values(graph))
     restored = descendants(node for node in graph if node.op == "RestoreV2")
     return {node for node in graph if node in fed and node not in restored and _updates(node)}
@@ -263,12 +263,12 @@ def _is_sink(node: Node) -> bool:
 
 
 def _updates(node: Node) -> bool:
-    """Whether a node writes a variable."""
+    """Return whether a node writes a variable."""
     if has(node.op, "variables") or node.op in ("ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"):
         return False
     op = find_op(node.op)
     if op is None or not op.is_stateful:
-        # Legacy updates (Assign, ApplyAdam...) are not registered as stateful: they take a reference.
+        # Updates of reference variables (Assign, ApplyAdam...) take a reference and are not registered as stateful.
         takes_reference = op is not None and bool(op.inputs) and op.inputs[0].is_ref
         return takes_reference and has(_first_source(node), "reference_variables")
     return has(_first_source(node), "variables") and "Gather" not in node.op
@@ -279,9 +279,9 @@ def _first_source(node: Node) -> str:
 
 
 def infer_init_op(graph: Graph, targets: Sequence[str]) -> str | None:
-    """Return the group that initialises the most variables and reads nothing fed; None when there is none.
+    """Return the group that initialises the most variables and depends on no feed; None if there is none.
 
-    Only ops that collect others by control edges can be one, so the walk stays in them and is short.
+    Only NoOps with control inputs are candidates, and only groups are searched, which is fast.
     """
     trained = {graph.node(name) for name in targets}
     best: tuple[tuple[int, bool, bool], str] | None = None
@@ -296,7 +296,7 @@ def infer_init_op(graph: Graph, targets: Sequence[str]) -> str | None:
 
 
 def _assigned(group: Node) -> int:
-    """Return how many variables a group of assignments initialises; 0 when it does anything else to one."""
+    """Return how many variables a group initialises; 0 if it updates any, or a value needs a feed or a checkpoint."""
     count = 0
     seen = {group}
     stack = [group]
@@ -316,16 +316,16 @@ def _assigned(group: Node) -> int:
     return count
 
 
-# MetaGraphDef: a GraphDef with collections and a saver, as `tf.train.Saver` and v1 SavedModels write it.
+# Read MetaGraphDefs: a GraphDef with collections and a saver, written by `tf.train.Saver` and v1 SavedModels.
 
 _GRAPH_DEF = 2
 
 
 def graph_bytes(meta_graph: bytes) -> bytes:
-    """Return the GraphDef inside an encoded MetaGraphDef, as it stands there.
+    """Return the bytes of the GraphDef inside an encoded MetaGraphDef.
 
     Raises:
-        ValueError: not a MetaGraphDef.
+        ValueError: the bytes are no MetaGraphDef.
     """
     for field, kind, _, start, stop in wire.fields(meta_graph):
         if field == _GRAPH_DEF and kind == wire.LENGTH_DELIMITED:
@@ -334,7 +334,7 @@ def graph_bytes(meta_graph: bytes) -> bytes:
 
 
 def collected(meta_graph: Any) -> Collected:
-    """Return what the collections and the saver of a MetaGraphDef message say."""
+    """Read the collections and the saver of a MetaGraphDef message."""
     collections = meta_graph.collection_def
     listed = [v for key in ("variables", "local_variables") for v in _variables(collections, key)]
     trainable = _variables(collections, "trainable_variables")

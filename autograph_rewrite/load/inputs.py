@@ -1,7 +1,7 @@
-"""Which tensors are the inputs of a step, and which axis of each counts examples.
+"""Find the inputs of a step, and the axis of each that counts examples.
 
-By default an input is a batch when it is dense and its dimension 0 is unknown: placeholders, traced
-arguments, iterator outputs. Everything else (static, sparse, ragged, queues) is named in `batch_inputs`.
+By default, an input is a batch if it is dense and its dimension 0 is unknown: placeholders, traced arguments, iterator
+outputs. All other batches (static, sparse, ragged, queues) must be named in `batch_inputs`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BatchInputs = Mapping[str, int | None]
 
 
 def is_fed(node: Node) -> bool:
-    """Return whether a node is a placeholder that the caller feeds: what user code asks about replicas is none."""
+    """Return whether a node is a placeholder that the caller feeds; marks of replicas (`load.marks`) are not fed."""
     return has(node.op, "placeholders") and not replica_mark(node.name)
 
 
 def is_drawn(node: Node) -> bool:
-    """Return whether a node gives what an iterator draws, also through an Optional, as loops over data do."""
+    """Return whether a node yields elements of an iterator, directly or through an Optional, as in loops over data."""
     if node.op != "OptionalGetValue":
         return has(node.op, "input_elements")
     value = node.inputs[0]
@@ -40,20 +40,20 @@ def is_drawn(node: Node) -> bool:
 
 
 def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorInfo:
-    """Return what the graph knows of a tensor.
+    """Return name, type and static shape of a tensor.
 
     Args:
-        batch_axis: which dimension counts examples; None: no one.
+        batch_axis: the dimension that counts examples; None: there is none.
     """
     dtype = dtypes.dtype_name(dtypes.base(value.dtype))
     return TensorInfo(name, tensor_name(value), dtype, static_shape(value), batch_axis)
 
 
 def describe_output(graph: Graph, reference: Any) -> TensorInfo:
-    """Return what the graph knows of an output; that of a resource variable is its value, under the variable's name.
+    """Describe an output; for a resource variable, its value under the variable's name.
 
     Raises:
-        GraphError: the graph has no such tensor.
+        GraphError: the graph does not have the tensor.
     """
     handle = getattr(reference, "handle", None)
     if handle is not None and hasattr(handle, "op") and reference.op is not handle.op:
@@ -63,7 +63,7 @@ def describe_output(graph: Graph, reference: Any) -> TensorInfo:
 
 
 def _read_of(handle: Node) -> Value:
-    """Return the read that a session takes for a variable's value: one that waits for nothing."""
+    """Return the read that a session uses to fetch a variable: one without control inputs; add it if it is missing."""
     name = f"{handle.name}/Read/ReadVariableOp"
     reads = [use.node for use in handle.output().uses if use.node.op == "ReadVariableOp" and not use.node.controls]
     for read in reads:
@@ -74,7 +74,7 @@ def _read_of(handle: Node) -> Value:
 
 
 def source_values(nodes: Iterable[Node]) -> list[Value]:
-    """Return the tensors that enter a graph from outside: placeholders and iterator outputs."""
+    """Return the inputs among nodes: fed placeholders and iterator outputs."""
     found: list[Value] = []
     for node in nodes:
         if is_fed(node):
@@ -97,11 +97,11 @@ def graph_inputs(
     """Return the inputs of a v1 graph by public name.
 
     Args:
-        initial: the nodes that initialisation runs; what only they read is never a batch.
+        initial: the nodes that initialisation runs; an input that only they read is never a batch.
         batch_inputs: axis by name, None for an input that is shared; None for the default.
 
     Raises:
-        GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
+        GraphError: a name is unknown, or an input does not have the axis or has an unknown rank.
     """
     inputs: dict[str, TensorInfo] = {}
     parts = _parts_of_composites(graph)
@@ -117,15 +117,15 @@ def graph_inputs(
 
 
 def only_excludes(batch_inputs: BatchInputs | None) -> bool:
-    """Return whether what is named in `batch_inputs` is no batch: then the others are, or are not, by default."""
+    """Return whether `batch_inputs` only names inputs that are no batches; then the default applies to all others."""
     return all(axis is None for axis in (batch_inputs or {}).values())
 
 
 def _parts_of_composites(graph: Graph) -> set[str]:
-    """Return the placeholders that together are a sparse or ragged one: their dimension 0 does not count examples.
+    """Return the placeholders that are parts of sparse or ragged ones, whose dimension 0 does not count examples.
 
-    tf.compat.v1.sparse_placeholder makes `ids/indices`, `ids/values` and `ids/shape`, tf.compat.v1.ragged.placeholder
-    `ids/flat_values` and `ids/row_splits_0` and so on.
+    tf.compat.v1.sparse_placeholder makes `ids/indices`, `ids/values` and `ids/shape`; tf.compat.v1.ragged.placeholder
+    makes `ids/flat_values`, `ids/row_splits_0` and so on.
     """
     below: dict[str, dict[str, str]] = {}
     for node in graph:
@@ -161,16 +161,16 @@ def _batch_value(graph: Graph, reference: str, inputs: Mapping[str, TensorInfo])
 def named_batches(
     inputs: Mapping[str, TensorInfo], batch_inputs: BatchInputs | None, composite: Collection[str] = ()
 ) -> dict[str, TensorInfo]:
-    """Return inputs with their batch axes set: as named, or by default.
+    """Return inputs with their batch axes, as named or by default.
 
-    A name may also stand for a whole structure: "x" for "x/image" and "x/mask". `composite` lists parts
-    of sparse and ragged tensors, whose dimension 0 is not the batch; all replicas have all of these.
+    A name may also be that of a whole structure: "x" for "x/image" and "x/mask". `composite` lists parts of sparse and
+    ragged tensors, whose dimension 0 is not the batch; every replica has them whole.
 
     Args:
-        batch_inputs: axis by name, or names only; none: dimension 0 of all whose size is open.
+        batch_inputs: axis by name; empty or None: dimension 0 of all inputs in which it is unknown.
 
     Raises:
-        GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
+        GraphError: a name is unknown, or an input does not have the axis or has an unknown rank.
     """
     default = {
         name: replace(info, batch_axis=None if name in composite else default_axis(info))
@@ -189,7 +189,7 @@ def named_batches(
 
             close = difflib.get_close_matches(name, list(inputs), n=3) or list(inputs)[:10]
             raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
-        # A sparse or ragged tensor is not cut: its rows, values and limits have sizes of their own.
+        # A sparse or ragged tensor cannot be split: its rows, values and limits have different sizes.
         axes |= dict.fromkeys((one for one in below if one == name or one not in composite), axis)
     return {name: checked(replace(info, batch_axis=axes.get(name))) for name, info in inputs.items()}
 
@@ -216,20 +216,20 @@ def checked(info: TensorInfo) -> TensorInfo:
     return replace(info, batch_axis=axis)
 
 
-# Resolve references to ops and tensors (names or TensorFlow objects) to nodes and values of the graph.
+# Resolve references (names or TensorFlow objects) to nodes and values of the graph.
 
 
 def text_of(reference: Any) -> str:
-    """Return the name of a tensor or an op given as text or as TensorFlow's object.
+    """Return the name of a tensor or op that is given as text or as a TensorFlow object.
 
     Raises:
-        GraphError: it has no name.
+        GraphError: the object has no name.
     """
     if isinstance(reference, str):
         return reference.lstrip("^")
     handle = getattr(reference, "handle", None)
     if handle is not None and hasattr(handle, "op"):
-        return str(reference.op.name)  # a resource variable, or what assigning to one has returned
+        return str(reference.op.name)  # a resource variable, or the result of an assignment to one
     name = getattr(reference, "name", None)
     if not isinstance(name, str):
         raise GraphError(
@@ -240,7 +240,7 @@ def text_of(reference: Any) -> str:
 
 
 def is_tensor(reference: Any) -> bool:
-    """Return whether a reference is to a value: a tensor, or what assigning to a variable has returned."""
+    """Return whether a reference is to a value: a tensor, or the result of an assignment to a variable."""
     if isinstance(reference, str):
         return ":" in reference
     handle = getattr(reference, "handle", None)
@@ -251,13 +251,13 @@ def as_list(references: Any) -> list[Any]:
     """Return one or several references as a list; None is the empty list."""
     if references is None:
         return []
-    # A symbolic tensor claims to be iterable, so whatever has a name is one reference.
+    # A symbolic tensor claims to be iterable, so an object with a name counts as one reference.
     single = isinstance(references, str) or hasattr(references, "name")
     return [references] if single or not isinstance(references, Iterable) else list(references)
 
 
 def find_node(graph: Graph, reference: Any, role: str) -> Node:
-    """Return the node that `reference` names; `role` says in an error what it was given as.
+    """Return the node that `reference` names; errors name its `role`.
 
     Raises:
         GraphError: the graph has no such node.
@@ -276,7 +276,7 @@ def find_value(graph: Graph, reference: Any, role: str) -> Value:
         reference: name (`op` or `op:1`) or TensorFlow object.
 
     Raises:
-        GraphError: the graph has no such node, or the node no such output.
+        GraphError: the node or the output does not exist.
     """
     name = text_of(reference)
     node = find_node(graph, name, role)
@@ -292,7 +292,7 @@ def find_value(graph: Graph, reference: Any, role: str) -> Value:
 
 
 def output_count(node: Node) -> int | None:
-    """Return how many outputs a node gives; None for a call of a library function by its name."""
+    """Return the number of a node's outputs; None for a call of a library function by its name."""
     from autograph_rewrite.ir.types.opdefs import find_op
 
     return len(node.output_dtypes) if find_op(node.op) is not None else None

@@ -1,4 +1,4 @@
-"""The two Keras libraries: Keras 3, and tf_keras, which is Keras 2. All that they call differently stands here."""
+"""Hide the differences between the two Keras libraries: Keras 3, and tf_keras, which is Keras 2."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LIBRARIES = ("keras", "tf_keras")
 
 
 def _imported() -> list[Any]:
-    """Return those of the libraries that the program has imported: of others it has no objects."""
+    """Return the libraries that the program has imported; it has no objects of others."""
     return [sys.modules[name] for name in LIBRARIES if hasattr(sys.modules.get(name), "Model")]
 
 
 def is_model(target: Any) -> bool:
-    """Return whether something is a Keras model."""
+    """Return whether an object is a Keras model."""
     return any(isinstance(target, library.Model) for library in _imported())
 
 
@@ -35,13 +35,13 @@ def is_legacy(model: Any) -> bool:
 
 
 def as_callback(kind: type[Kind], model: Any) -> Callable[..., Kind]:
-    """Return a class as one of callbacks that a model's `fit` takes."""
+    """Return a subclass of `kind` that is a callback for a model's `fit`."""
     made: Callable[..., Kind] = type(kind.__name__, (kind, library_of(model).callbacks.Callback), {})
     return made
 
 
 def wraps(method: Callable[..., Any]) -> Callable[[Wrapper], Wrapper]:
-    """Return what `functools.wraps` does, for a method: decorators of tf_keras count `self` among its arguments."""
+    """Return `functools.wraps` for a method, whose signature keeps `self`, as decorators of tf_keras need it."""
 
     def wrapped(wrapper: Wrapper) -> Wrapper:
         made = functools.wraps(method)(wrapper)
@@ -52,12 +52,12 @@ def wraps(method: Callable[..., Any]) -> Callable[[Wrapper], Wrapper]:
 
 
 def backend(model: Any) -> str:
-    """Return what a model runs on."""
+    """Return the backend of a model's library."""
     return "tensorflow" if is_legacy(model) else str(library_of(model).config.backend())
 
 
 def strategy_of(model: Any) -> Any:
-    """Return the tf.distribute strategy that a model was made in; None: in none."""
+    """Return the tf.distribute strategy in whose scope a model was made; None without one."""
     return model._distribution_strategy if is_legacy(model) else model._distribute_strategy
 
 
@@ -69,7 +69,7 @@ def is_compiled(model: Any) -> bool:
 
 
 def count_steps(model: Any, kind: str, steps: int) -> None:
-    """Count steps, where the library does that in its own step.
+    """Add to the model's step counter, if its library counts inside the step.
 
     Args:
         kind: "train", "test" or "predict".
@@ -79,34 +79,30 @@ def count_steps(model: Any, kind: str, steps: int) -> None:
 
 
 def path_of(variable: Any) -> str:
-    """Return the name by which users know a variable: its path in Keras 3, else TensorFlow's name."""
+    """Return the name of a variable for users: its path in Keras 3, else TensorFlow's name."""
     return str(getattr(variable, "path", None) or variable.name.partition(":")[0])
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Return the variables of an optimizer: in legacy ones, a method gives them."""
+    """Return the variables of an optimizer; in legacy ones, `variables` is a method."""
     found = optimizer.variables
     return list(found() if callable(found) else found)
 
 
 def build_optimizer(model: Any) -> None:
-    """Let the optimizer of a model make its variables now, if it can and has not."""
-    optimizer = getattr(model, "optimizer", None)  # of a model that is not compiled
+    """Make the optimizer of a model create its variables now, if it can and has not."""
+    optimizer = getattr(model, "optimizer", None)  # a model that is not compiled may lack the attribute
     if optimizer is None or getattr(optimizer, "built", False) or not model.built or not model.trainable_variables:
         return
     build = optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights
     build(model.trainable_variables)
 
 
-# The parts of a Keras `fit` that outlive a process: variables of model and optimizer, and the callbacks given.
+# The state of a Keras `fit` that outlives a process: variables of model and optimizer, and callbacks.
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Return the variables of a Keras model and its optimizer, each once; the optimizer makes its own now, if it can.
-
-    Args:
-        model: built or not, compiled or not.
-    """
+    """Return the variables of a Keras model and its optimizer, each once, after building the optimizer if possible."""
     build_optimizer(model)
     optimizer = getattr(model, "optimizer", None)
     own = optimizer_variables(optimizer) if optimizer is not None else ()
@@ -114,7 +110,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def callbacks_of(given: Any) -> list[Any]:
-    """Return the callbacks that `fit` was given: none, one, several or a CallbackList."""
+    """Return the `callbacks` argument of `fit` (None, one, several or a CallbackList) as a list."""
     given = getattr(given, "callbacks", given)
     if given is None:
         return []

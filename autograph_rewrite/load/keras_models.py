@@ -1,4 +1,4 @@
-"""A compiled Keras model, or a .keras file, as a TrainingGraph: its `train_step` on `(x, y[, sample_weight])`."""
+"""Trace the `train_step` of a compiled Keras model or .keras file on `(x, y[, sample_weight])` to a TrainingGraph."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def from_keras(
     """Trace a step of a model. See `GraphItem.from_keras`.
 
     Args:
-        model: one of Keras 3 on the TensorFlow backend, or of tf_keras; compiled, unless `step` is "predict_step".
+        model: of Keras 3 on the TensorFlow backend, or of tf_keras; compiled, unless `step` is "predict_step".
         specs: x, y and sample_weight; each a spec, an array, a Keras input or a nest of them, or None.
         batch_inputs: axis by argument path.
         step: "train_step", "test_step" or "predict_step".
 
     Raises:
-        GraphError: not such a model, not compiled, or tracing raised.
+        GraphError: the model is another object or not compiled, or tracing raised.
     """
     _check(model, specs, step)
-    alone = len(specs) == 1 and not isinstance(specs[0], tuple | list)  # `fit(x)` gives a step x, and no tuple of it
+    alone = len(specs) == 1 and not isinstance(specs[0], tuple | list)  # `fit(x)` gives a step x, not a tuple of it
     function = step_function(model, step, 0 if alone else len(specs))
     concrete = trace(function, [of_any_batch(spec) for spec in specs], {})
     return from_concrete(concrete, batch_inputs=batch_inputs, search=(model,))
 
 
 def from_file(path: Path, batch_inputs: Mapping[str, int | None] | None = None) -> TrainingGraph:
-    """Read a model that `model.save` wrote, and trace its step; what labels look like follows from its losses.
+    """Read a model that `model.save` wrote, and trace its step; the specs of its labels follow from its losses.
 
     Raises:
         GraphError: the model cannot be loaded, was saved without being compiled, or its labels are not known.
@@ -58,7 +58,7 @@ def from_file(path: Path, batch_inputs: Mapping[str, int | None] | None = None) 
 
 
 def _labels(model: Any) -> Any:
-    """Return specs of the labels that a model's losses want: class numbers where they are sparse, else as outputs."""
+    """Return the specs of a model's labels: class numbers for sparse losses, else as the outputs."""
     import keras
     import tensorflow as tf
 
@@ -81,11 +81,11 @@ def _labels(model: Any) -> Any:
 def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
     """Return a model's step as a function of `arguments` parameters named x, y, sample_weight.
 
-    A step takes one `data` argument; separate parameters give the inputs the names that users write.
+    A step takes one `data` argument; separate parameters name the graph's inputs x, y and sample_weight.
 
     Args:
         step: name of its method, such as "train_step".
-        arguments: how many of x, y and sample_weight the tuple has that the step is given; 0: it is given x itself.
+        arguments: the length of the tuple (x, y, sample_weight) that the step takes; 0: it takes x itself.
     """
     run = getattr(model, step)
 
@@ -105,10 +105,10 @@ def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
 
 
 def require_usable(model: Any, *, is_trained: bool = True) -> None:
-    """Require that a model's steps are TensorFlow graphs, and that it has what trains it.
+    """Require that Keras runs on TensorFlow, and that the model is compiled if it is trained.
 
     Raises:
-        GraphError: Keras runs on something else, or the model is not compiled.
+        GraphError: Keras has another backend, or the model is not compiled.
     """
     runs_on = keras_library.backend(model)
     if runs_on != "tensorflow":

@@ -1,11 +1,10 @@
-"""Marks in a user's own layers: what is recomputed, and which replica one is; TensorFlow ignores them.
+"""Define marks that users put into layers, for recomputation and for replicas; TensorFlow ignores them.
 
     h = ar.checkpoint_name(h, "h")      an identity .../checkpoint_name/h: `remat: {policy: names, names: [h]}` keeps it
-    block = ar.recompute_grad(block)    a scope .../recompute_grad/...: a segment, computed again for its gradients
+    block = ar.recompute_grad(block)    a scope .../recompute_grad/...: a segment, recomputed for its gradients
 
-Where nothing is distributed they are an identity and a name scope, and the numbers are those without them. JAX has
-both, as `jax.ad_checkpoint.checkpoint_name` and `jax.checkpoint`. `tf.recompute_grad` differentiates again; these do
-not.
+On a single device they are only an identity and a name scope, which change no numbers. JAX has the same as
+`jax.ad_checkpoint.checkpoint_name` and `jax.checkpoint`. Unlike `tf.recompute_grad`, they do not differentiate again.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from autograph_rewrite.ir.types.replica_marks import COUNT, GATHER, ID, SCOPE, S
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMED = "checkpoint_name/"
-"""The scope of what is named."""
+"""The scope of named values."""
 AGAIN = "recompute_grad"
-"""The scope of what is computed again."""
+"""The scope of recomputed ops."""
 AGAIN_SCOPE = rf"(?:.*/)?{AGAIN}(?:_\d+)?"
-"""What the names of these scopes look like."""
+"""Pattern of the names of these scopes."""
 SEGMENT_ATTR = "_autograph_segment"
-"""The attribute with the number of the segment in which `tf.recompute_grad` has computed a node again."""
+"""The attribute with the number of the segment in which `tf.recompute_grad` recomputed a node."""
 CHECKPOINTS = "checkpoints"
-"""The collection of what `remat: {policy: collection}` keeps."""
+"""The collection of nodes that `remat: {policy: collection}` keeps."""
 CHECKPOINT_ATTR = "_autograph_checkpoint"
-"""The attribute of a node that was in it."""
+"""The attribute of a node in that collection."""
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-]*")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Return x, under a name by which `remat: {policy: names}` keeps it.
+    """Return x under a name, by which `remat: {policy: names}` keeps it.
 
     Raises:
-        GraphError: TensorFlow would take the name for no node's.
+        GraphError: TensorFlow does not allow the name for a node.
     """
     import tensorflow as tf
 
@@ -49,9 +48,9 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
 
 def recompute_grad(f: Function) -> Function:
-    """Return f, whose insides are computed again for their gradients where its graph is rewritten, instead of kept.
+    """Return f as a segment: a rewritten graph recomputes its activations for the gradients instead of keeping them.
 
-    A configuration with a `remat.policy` decides in its place; `remat: {policy: none}` keeps everything.
+    A `remat.policy` in the configuration overrides this; `remat: {policy: none}` keeps everything.
     """
 
     @functools.wraps(f)
@@ -65,14 +64,14 @@ def recompute_grad(f: Function) -> Function:
 
 
 def mark_checkpoints(graph: Graph, names: Iterable[str]) -> None:
-    """Mark the nodes that the collection of checkpoints lists; of names that the graph does not have, none."""
+    """Mark the nodes that the collection of checkpoints lists; ignore names that the graph does not have."""
     for name in names:
         if name in graph.nodes:
             graph.nodes[name].set_attr(CHECKPOINT_ATTR, CHECKPOINTS)
 
 
 def names_given(node: str) -> tuple[str, ...]:
-    """Return the names that a node may have been given: TensorFlow counts those that are given twice."""
+    """Return the possible arguments of `checkpoint_name` for a node: TensorFlow numbers repeated names."""
     scope, found, name = node.rpartition(NAMED)
     if not found or "/" in name or (scope and not scope.endswith("/")):
         return ()
@@ -81,7 +80,7 @@ def names_given(node: str) -> tuple[str, ...]:
 
 
 def has_segments(nodes: Iterable[tuple[str, Container[str]]]) -> bool:
-    """Return whether some node is in a scope that is to be computed again, or marked as such.
+    """Return whether any node is in a scope of `recompute_grad`, or has the attribute of a segment.
 
     Args:
         nodes: name and attributes of each.
@@ -90,33 +89,33 @@ def has_segments(nodes: Iterable[tuple[str, Container[str]]]) -> bool:
     return any((AGAIN in name and scope.fullmatch(name) is not None) or SEGMENT_ATTR in attrs for name, attrs in nodes)
 
 
-# Replicas in a user's own function: which one runs it, how many there are, and what they hold together.
+# Replicas in a user's function: the number of this replica, the number of all, and reductions over them.
 #
-#     noise = x + 0.1 * tf.cast(ar.replica_id(), tf.float32)      each replica its own
+#     noise = x + 0.1 * tf.cast(ar.replica_id(), tf.float32)      different on each replica
 #     total = ar.all_reduce(tf.reduce_max(noise), "mean")         one value again
 #
-# Where nothing is distributed there is one replica, 0. What depends on the id is by nature not what one device
-# computes; the report of a rewrite lists it. TensorFlow has these as `ReplicaContext.replica_id_in_sync_group`,
+# A single device is replica 0 of one. Values that depend on the id differ from those of one device by design; the
+# report of a rewrite lists them. TensorFlow's counterparts are `ReplicaContext.replica_id_in_sync_group`,
 # `num_replicas_in_sync`, `all_reduce` and `all_gather`.
 
 OPERATIONS = ("sum", "mean")
 
 
 def replica_id() -> Any:
-    """Return the number of the replica that runs this, an int32 scalar: worker by worker, and 0 on one device.
+    """Return the number of this replica, an int32 scalar, counted worker by worker; 0 on one device.
 
-    Micro-batches of a replica have its number.
+    All micro-batches of a replica have its number.
     """
     return _asked(ID, 0)
 
 
 def num_replicas() -> Any:
-    """Return how many replicas run this, an int32 scalar: 1 on one device."""
+    """Return the number of replicas, an int32 scalar; 1 on one device."""
     return _asked(COUNT, 1)
 
 
 def _asked(what: str, on_one: int) -> Any:
-    """Return a number whose value nothing but a run knows: TensorFlow would fold a constant into shapes."""
+    """Return a number that is known only in a run, because TensorFlow would fold a constant into shapes."""
     import tensorflow as tf
 
     number = tf.constant(on_one, tf.int32)
@@ -124,17 +123,17 @@ def _asked(what: str, on_one: int) -> Any:
 
 
 def all_reduce(value: Any, operation: str = "sum") -> Any:
-    """Return the sum or the mean of what the replicas hold; of what is alike in all of them, that.
+    """Return the sum or mean over the replicas of a value that differs between them; return any other value unchanged.
 
-    What is computed from examples is that of the whole batch anyway: only a value that differs by `replica_id`, or by
-    a `variable_policies` component, is added up.
+    A value computed from examples is that of the whole batch already. Only a value that depends on `replica_id`, or on
+    a component of a variable (`variable_policies`), differs between replicas.
 
     Args:
-        value: of any numeric type; of a floating one for a mean.
+        value: of any numeric type; of a floating type for a mean.
         operation: "sum" or "mean"; also as a `tf.distribute.ReduceOp`.
 
     Raises:
-        GraphError: there is no such operation, or no mean of such values.
+        GraphError: the operation does not exist, or is not possible for this type.
     """
     import tensorflow as tf
 
@@ -152,15 +151,15 @@ def all_reduce(value: Any, operation: str = "sum") -> Any:
 
 
 def all_gather(value: Any, axis: int = 0) -> Any:
-    """Return what the replicas hold, one behind the other in the order of their ids; on one device, the value.
+    """Return the values of all replicas, concatenated in the order of their ids; on one device, the value.
 
     Args:
-        value: of a known rank above 0, and of one shape on all replicas; numbers or booleans. Of examples there is
-            nothing to gather: what is computed from them is that of the whole batch, and a rewrite refuses it.
-        axis: along which they are joined; counted from the end where it is negative.
+        value: of a known rank above 0, and of one shape on all replicas; numbers or booleans. A rewrite refuses a value
+            that is computed from examples, which is that of the whole batch already.
+        axis: the axis of concatenation; negative ones count from the end.
 
     Raises:
-        GraphError: the value has no such axis, or none of these types.
+        GraphError: the value has no such axis.
     """
     import tensorflow as tf
 

@@ -1,11 +1,11 @@
-"""Placements on the model axis in a user's own layers, as names that the graph keeps and TensorFlow ignores.
+"""Define marks for placements on the model axis, as node names that TensorFlow ignores.
 
-    h = ar.split(h, [1, 2])      an identity .../autograph_sharding/split-1x2: the second dimension is cut in two
-    w = ar.replicate(w)          .../autograph_sharding/replicate: every device of a replica sees all of it
-    t = ar.assign(t, 1)          .../autograph_sharding/assign-1: logical device 1 makes it
+    h = ar.split(h, [1, 2])      an identity .../autograph_sharding/split-1x2: the second dimension is split in two
+    w = ar.replicate(w)          .../autograph_sharding/replicate: every device of a replica has all of it
+    t = ar.assign(t, 1)          .../autograph_sharding/assign-1: logical device 1 computes it
 
-Where a configuration has no model axis, they are identities. XLA has the same three as `xla_sharding.split`,
-`replicate` and `assign`; their checks and the order of these are those.
+Without a model axis they are plain identities. XLA has the same three as `xla_sharding.split`, `replicate` and
+`assign`, with the same checks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SCOPE = "autograph_sharding"
 PLACE = "_autograph_place"
 """The attribute of a mark with the line of the program that made it."""
 XLA_SHARDING = "_XlaSharding"
-"""The attribute with which XLA's annotations stand in graphs: a serialized OpSharding."""
+"""The attribute that holds XLA's annotation: a serialized OpSharding."""
 OPEN_DIMS = "_autograph_open_dims"
-"""The attribute with the dimensions of which an annotation says nothing."""
+"""The attribute with the dimensions that an annotation leaves open."""
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FRAMEWORKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "importlib"))
 Part = int | str | None
@@ -36,7 +36,7 @@ _MARK = re.compile(rf"(?:.*/)?{SCOPE}/(?:split-({_PART}(?:x{_PART}){{0,100}})|(r
 
 
 class Mark(NamedTuple):
-    """What a mark says: into how many parts each dimension is cut (none: not at all), or on which device it is.
+    """A mark: the parts of each dimension (none: it is not split), or the device.
 
     Parts are those of `config.split_parts`.
     """
@@ -46,12 +46,12 @@ class Mark(NamedTuple):
 
 
 def split(tensor: Any, dims: Sequence[Part]) -> Any:
-    """Return a tensor, cut into as many parts along each dimension as `dims` says where there is a model axis.
+    """Return a tensor that a model axis splits along each dimension into the parts in `dims`.
 
     Args:
-        tensor: of any shape; a variable is cut itself.
-        dims: parts of each dimension; their product is the number of devices on the model axis. "model" means as many
-            as that; None leaves a dimension open: it is cut or not, as follows from other tensors.
+        tensor: of any shape; if it is a variable, the variable itself is split.
+        dims: parts of each dimension; their product is the number of devices on the model axis, for which "model"
+            stands. None leaves a dimension open: propagation decides whether it is split.
 
     Raises:
         GraphError: the tensor has another number of dimensions, or a number of parts is below 1.
@@ -68,12 +68,12 @@ def split(tensor: Any, dims: Sequence[Part]) -> Any:
 
 
 def replicate(tensor: Any) -> Any:
-    """Return a tensor of which every device of a replica sees all."""
+    """Return a tensor that every device of a replica has whole."""
     return _marked(tensor, "replicate")
 
 
 def assign(tensor: Any, device: int) -> Any:
-    """Return a tensor that one logical device of each replica makes.
+    """Return a tensor that one logical device of each replica computes.
 
     Raises:
         GraphError: the number is below 0.
@@ -84,7 +84,7 @@ def assign(tensor: Any, device: int) -> Any:
 
 
 def _marked(tensor: Any, name: str) -> Any:
-    """Return an identity of a tensor, under a name, with the line of the program that asks for it."""
+    """Return an identity of a tensor, under a name, with the line of the program that made the mark."""
     import tensorflow as tf
 
     made = tf.identity(tensor, name=f"{SCOPE}/{name}")
@@ -94,7 +94,7 @@ def _marked(tensor: Any, name: str) -> Any:
 
 
 def _line_of(traceback: Any) -> str:
-    """Return the innermost line of a program that is neither this package's nor a framework's, as file:line."""
+    """Return the innermost line outside of this package and the frameworks, as file:line."""
     frames = [(frame.filename, frame.lineno) for frame in traceback]
     for file, line in reversed(frames):
         if not file.startswith(_OWN) and not any(name in file for name in _FRAMEWORKS):
@@ -103,7 +103,7 @@ def _line_of(traceback: Any) -> str:
 
 
 def mark_of(node: str) -> Mark | None:
-    """Return what the name of a node says, None where it is no mark."""
+    """Return the mark in the name of a node, None if it is no mark."""
     found = _MARK.fullmatch(node) if SCOPE in node else None
     if found is None:
         return None
@@ -112,7 +112,7 @@ def mark_of(node: str) -> Mark | None:
     return Mark(dims, int(device) if device else -1)
 
 
-# XLA's OpSharding as it stands in the attributes of graphs, read from its bytes: TensorFlow is not needed for that.
+# Read XLA's OpSharding from the bytes of an attribute, without TensorFlow.
 #
 #     08 03  1a 02 01 02  22 02 00 01      type OTHER, tile_assignment_dimensions [1, 2], devices [0, 1]
 #
@@ -127,14 +127,14 @@ _LISTS = (_DIMENSIONS, _DEVICES, _LAST_TYPES, _RESHAPED, _TRANSPOSED)
 
 @dataclass(frozen=True)
 class OpSharding:
-    """A sharding of the value that an op makes.
+    """The sharding of an op's output.
 
     Attributes:
-        type: one of those above.
-        tiles: into how many tiles each dimension is cut; without the dimensions behind those of the tensor.
+        type: one of the constants above.
+        tiles: the number of tiles along each dimension of the tensor, without the additional last dimensions.
         devices: the device of each tile, last dimension fastest.
-        copies: on how many devices each tile is.
-        parts: of an op with several outputs, the sharding of each (TUPLE).
+        copies: the number of devices that have each tile.
+        parts: the shardings of an op's outputs (TUPLE).
     """
 
     type: int = REPLICATED
@@ -145,7 +145,7 @@ class OpSharding:
 
     @property
     def is_manual(self) -> bool:
-        """Whether a program cuts the value itself, with ops that see one shard."""
+        """Whether the program splits the value itself, with ops that see one shard."""
         return self.type == MANUAL or any(part.is_manual for part in self.parts)
 
     def of(self, index: int) -> OpSharding:
@@ -159,7 +159,7 @@ def read_op_sharding(data: bytes) -> OpSharding:
     """Return a sharding from its bytes.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the bytes are no OpSharding.
     """
     numbers: dict[int, list[int]] = {field: [] for field in _LISTS}
     kind, is_partial, parts = REPLICATED, False, []
@@ -202,7 +202,7 @@ def _packed(data: bytes, at: int, end: int) -> list[int]:
 
 
 def _iota(dims: list[int], order: list[int]) -> tuple[int, ...]:
-    """Return 0, 1, ... in the order of an array of these dimensions whose dimensions are then transposed."""
+    """Return 0, 1, ... as an array of these dimensions, transposed by `order` and flattened."""
     strides = [math.prod(dims[dim + 1 :]) for dim in range(len(dims))]
     found = [0] if dims else []
     for dim in order:

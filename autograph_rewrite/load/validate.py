@@ -1,4 +1,4 @@
-"""Reject a graph that TensorFlow could not load: unknown ops, calls of missing functions, operands that do not fit."""
+"""Reject graphs that TensorFlow cannot load: unknown ops, calls of missing functions, operands that do not fit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.ir.types.wire import RawNode
 
 SHOWN = 40
-"""Letters that a message shows of a name that is too long."""
+"""The letters of a too long name that a message shows."""
 
 
 def check(graph: Graph) -> None:
     """Check that every op and every called function is known.
 
     Raises:
-        GraphError: one is not; the graph is empty, or calls what is distributed already.
+        GraphError: one is not, or the graph is empty, or it calls a function that is distributed already.
     """
     if not len(graph):
         raise GraphError("the graph is empty: it has no nodes")
@@ -55,7 +55,7 @@ def check(graph: Graph) -> None:
 
 
 def check_file(graph: Graph) -> None:
-    """Check what TensorFlow would check of a graph that nobody has imported yet.
+    """Check a graph from a file as TensorFlow's import does.
 
     Raises:
         GraphError: it has too many nodes, a name is too long, a part is no protobuf, or a node does not fit its op.
@@ -68,7 +68,7 @@ def check_file(graph: Graph) -> None:
     node_check = NodeCheck(library)
     for function in functions:
         _CheckedBody(function, library, node_check).check()
-    is_folded = any(node.span != ONCE for node in graph)  # printed: an operand may stand for many
+    is_folded = any(node.span != ONCE for node in graph)  # in its text form; an operand may select several instances
     given: dict[Node, Types] = {}
     for node in graph:
         operands = None if is_folded else [(value.name, _type(value, node, node_check, given)) for value in node.inputs]
@@ -76,7 +76,7 @@ def check_file(graph: Graph) -> None:
 
 
 def _check_names(graph: Graph, functions: Sequence[Function]) -> None:
-    """Refuse names that nobody has written, before a message or a table repeats one."""
+    """Refuse names that are too long, before a message or a table repeats one."""
     longest = limit("name")
     nodes: Iterable[Node | RawNode] = chain(graph, *(function.nodes for function in functions))
     places = chain.from_iterable((node.name, node.device) for node in nodes)
@@ -92,7 +92,7 @@ def _check_name(name: str, longest: int) -> None:
 
 def _functions(graph: Graph) -> tuple[Library, list[Function]]:
     try:
-        proto("FunctionDefLibrary").FromString(graph.library)  # all of it, also what only TensorFlow reads
+        proto("FunctionDefLibrary").FromString(graph.library)  # all fields, also those that only TensorFlow reads
         library = Library(graph.library)
         return library, [library.get(name) for name in library]
     except (DecodeError, ValueError, IndexError) as error:
@@ -107,10 +107,10 @@ def _type(value: Value, reader: Node, node_check: NodeCheck, given: dict[Node, T
     """Return the element type of a value.
 
     Args:
-        given: what nodes give, as far as it was found.
+        given: the known output types of nodes; it is extended.
 
     Raises:
-        GraphError: its node does not give it.
+        GraphError: the value does not exist.
     """
     if value.node not in given:
         given[value.node] = node_check.types(_stated(value.node))[1]
@@ -132,7 +132,7 @@ def _check_op(node: Node) -> None:
 
 
 def _refuse_own(who: str, op: str, node: Node | None = None) -> None:
-    """Refuse an op that only passes make, and that no TensorFlow has."""
+    """Refuse an op of this package, which only exists between two passes."""
     if op in OWN:
         raise GraphError(
             f"{who} is an {op}, which stands in a graph between two passes only",
@@ -141,7 +141,7 @@ def _refuse_own(who: str, op: str, node: Node | None = None) -> None:
         )
 
 
-# The body of a function, checked as a graph is: what its names stand for, and each node by `node_check`.
+# Check the body of a function as a graph: its names, and each node by `NodeCheck`.
 
 
 _INDEX = re.compile("[0-9]{1,5}")
@@ -155,10 +155,10 @@ class _CheckedBody:
         self._arguments: dict[str, tuple[int | None, ...] | None] = {}
 
     def check(self) -> None:
-        """Check all of it.
+        """Check the whole body.
 
         Raises:
-            GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
+            GraphError: a name is missing or repeated, a node does not fit its op, or a result has another type.
         """
         for arg in self._function.inputs:
             self._arguments[arg.name] = self._types(arg)
@@ -190,17 +190,17 @@ class _CheckedBody:
                 raise GraphError(f"result '{arg.name}'{self._of}, '{text}', is {names[0]} instead of {names[1]}")
 
     def _types(self, arg: Arg) -> tuple[int, ...] | None:
-        """Return the element types of a declared argument or result; None: the function's caller says them."""
+        """Return the element types of a declared argument or result; None: the caller's attributes decide."""
         return None if arg.type_attr or arg.number_attr or arg.type_list_attr else dtypes_of((arg,), {})
 
     def _stated(self, node: RawNode, operands: Sequence[tuple[str, int | None]]) -> StatedNode:
         return StatedNode(f"'{node.name}'{self._of}", node.op, node.attrs, operands)
 
     def _read(self, text: str, reader: RawNode | None) -> int | None:
-        """Return the element type of what `arg`, `arg:1`, `node:out` or `node:out:1` stands for; None: not known here.
+        """Return the element type of `arg`, `arg:1`, `node:out` or `node:out:1`; None: the caller's attributes decide.
 
         Raises:
-            GraphError: there is no such thing.
+            GraphError: the body has no such value.
         """
         name, _, rest = text.partition(":")
         if name in self._arguments:
@@ -218,7 +218,7 @@ class _CheckedBody:
         return types[int(index or 0)]
 
     def _outputs(self, node: RawNode, output: str) -> tuple[int, ...] | None:
-        """Return the element types of one named output of a node and of those behind it; all, if none is named."""
+        """Return the element types of one named output of a node; of all outputs if `output` is empty."""
         given = self._check.types(self._stated(node, ()))[1]
         if given is None or not output:
             return given
@@ -234,17 +234,17 @@ class _CheckedBody:
         return ()
 
 
-# One check of a node as a file states it, in a graph or in the body of a function: attributes, operands, their types.
+# Check a node of a file, in a graph or in the body of a function: its attributes, operands and their types.
 #
 #     'y' of the function 'f'     MatMul(x, w:output:0)     T = float
 #     └─ where                    │  └─ operands: two, and float, as T says
 #                                 └─ known; it has what it needs: T, or a default
 #
-# What only the caller of a function knows (`placeholder`) is left to whoever puts its body in the place of a call.
+# Attributes that only the caller of a function knows (`placeholder`) are checked when calls are inlined.
 
 
 Types = tuple[int, ...] | None
-"""Element types of what a node takes, or gives; None: nobody here can know them."""
+"""Element types of a node's operands or outputs; None: only the caller of the function knows them."""
 
 _FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}
 _KNOWN_EVERYWHERE = {"_output_shapes": "list(shape)", "_class": "list(string)"}
@@ -252,12 +252,12 @@ _PLACEHOLDER = "placeholder"
 
 
 class StatedNode(NamedTuple):
-    """A node as it is stated.
+    """A node as a file states it.
 
     Attributes:
         where: `'y'`, or `'y' of the function 'f'`.
         attrs: encoded.
-        operands: name of each value that it reads, with its element type; None: not to be checked.
+        operands: the name and element type of each operand; None: they are not checked.
         node: of a graph; None in a body.
     """
 
@@ -272,7 +272,7 @@ class NodeCheck:
     """Checks nodes.
 
     Args:
-        library: the functions that there are; their names are ops, too.
+        library: the functions, whose names are ops, too.
     """
 
     def __init__(self, library: Library) -> None:
@@ -281,10 +281,10 @@ class NodeCheck:
         self._types: dict[tuple[object, ...], tuple[Types, Types]] = {}
 
     def types(self, stated: StatedNode) -> tuple[Types, Types]:
-        """Return the element types that a node takes and gives.
+        """Return the element types of a node's operands and outputs.
 
         Raises:
-            GraphError: its attributes do not say them.
+            GraphError: its attributes do not determine them.
         """
         op = self._op(stated.op)
         if op is None and stated.op not in self._library:
@@ -312,7 +312,7 @@ class NodeCheck:
         """Check one node.
 
         Raises:
-            GraphError: an attribute is missing, corrupt or of another kind, or an operand does not fit.
+            GraphError: an attribute is missing, corrupt or of the wrong kind, or an operand does not fit.
         """
         fields = {key: self._field(stated, key, raw) for key, raw in stated.attrs.items() if isinstance(raw, bytes)}
         op = self._op(stated.op)
@@ -325,7 +325,7 @@ class NodeCheck:
         return find_op(name) if name not in self._library else None
 
     def _field(self, stated: StatedNode, key: str, raw: bytes) -> str:
-        """Return which field of AttrValue an attribute has."""
+        """Return the field of AttrValue that an attribute sets."""
         if raw not in self._fields:
             try:
                 self._fields[raw] = str(proto("AttrValue").FromString(raw).WhichOneof("value"))

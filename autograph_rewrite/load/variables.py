@@ -1,4 +1,4 @@
-"""The variables of a graph: their handles, the ops that give them their first values, and those that it captures."""
+"""Find the variables of a graph: their handles and initialisers, and the variables that a function captures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name f
 
 
 def resource_key(node: Node) -> tuple[str, str, str]:
-    """Return what decides which storage a handle means; handles with equal keys are one variable."""
+    """Return the key of a handle's storage; handles with equal keys are one variable."""
     shared = node.attr("shared_name", b"").decode() or node.name
     if shared == ANONYMOUS:
         return "", "", node.name
@@ -69,13 +69,13 @@ def _initializer(handle: Node, graph: Graph, collected: Collected, initial: set[
 
 
 def _restores(assign: Node) -> bool:
-    """Whether an assignment loads a checkpoint: its value is RestoreV2's, directly or through one op."""
+    """Return whether an assignment loads a checkpoint: its value comes from RestoreV2, directly or through one op."""
     source = assign.inputs[1].node
     return source.op == "RestoreV2" or any(value.node.op == "RestoreV2" for value in source.inputs)
 
 
 def merge_handles(graph: Graph) -> None:
-    """Let all readers of one variable read one handle: equal shared names on one device are one storage."""
+    """Make all readers of a variable read one handle: equal shared names on one device are one storage."""
     first: dict[tuple[str, ...], Node] = {}
     for node in graph:
         if node.op != "VarHandleOp":
@@ -97,9 +97,9 @@ class Collected:
         initializers: handle -> the op that initialises it.
         train_ops: ops that optimizers registered as train ops.
         update_ops: ops that layers registered to be run with each step.
-        keep: nodes that outsiders run besides the step (saver, table initialisers).
-        checkpoints: nodes whose values are to be kept where others are computed again.
-        policies: handle -> the synchronization and the aggregation that the variable declares.
+        keep: nodes that the program runs besides the step (saver, table initialisers).
+        checkpoints: nodes whose values rematerialisation keeps.
+        policies: handle -> the synchronization and aggregation that the variable declares.
     """
 
     trainable: frozenset[str] | None = None
@@ -112,7 +112,7 @@ class Collected:
 
 
 def from_tf_graph(graph: Any) -> Collected:
-    """Read the collections of a tf.Graph. Anybody may add to one: entries of unexpected types are ignored."""
+    """Read the collections of a tf.Graph; any code may add to one, so entries of unexpected types are ignored."""
     variables = [v for key in ("variables", "local_variables") for v in graph.get_collection(key)]
     trainable = graph.get_collection("trainable_variables")
     by_name = {name: v for v in (*variables, *trainable) if (name := _op_name(v)) is not None}
@@ -132,7 +132,7 @@ def from_tf_graph(graph: Any) -> Collected:
 
 
 def declared(variable: Any, what: str) -> str:
-    """Return what a tf.Variable declares of replicas, in lower case; "" where it leaves that open.
+    """Return the synchronization or aggregation of a tf.Variable, in lower case; "" for the default.
 
     Args:
         what: "synchronization" or "aggregation".
@@ -154,7 +154,7 @@ def _name(entry: Any) -> str | None:
     return name.partition(":")[0] if isinstance(name, str) else None
 
 
-# Captures of a traced function, which its graph has as placeholders: live objects, or values saved to a file.
+# Captures of a traced function, which are placeholders of its graph: live objects, or values saved to a file.
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class Capture:
     """A value from outside that a function uses.
 
     Attributes:
-        node: the placeholder that stands for it.
-        value: the eager tensor: a variable's or another resource's handle, or a large constant.
-        variable: the tf.Variable that it is the handle of, else None.
+        node: its placeholder.
+        value: the eager tensor: a handle of a variable or another resource, or a large constant.
+        variable: the tf.Variable whose handle it is, else None.
         name: the variable's public name, else None.
     """
 
@@ -179,7 +179,7 @@ class FunctionBinding:
     """How to call a graph that was traced from a function.
 
     Attributes:
-        concrete: TensorFlow's ConcreteFunction; None when it was restored from a file.
+        concrete: TensorFlow's ConcreteFunction; None if it was restored from a file.
         captures: in capture order.
         structured_outputs: the nested result, tensors of the traced graph.
         inputs: placeholder node per flat argument, in order.
@@ -191,16 +191,16 @@ class FunctionBinding:
     structured_outputs: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    owner: Any = None  # keeps alive what the captured handles belong to
-    first: Any = None  # another ConcreteFunction of the program's own, traced before, with captures of its own
+    owner: Any = None  # keeps the objects of captured handles alive
+    first: Any = None  # the function's earlier trace (`functions.first_trace`), which has other captures
 
 
 @dataclass(frozen=True, eq=False)
 class SavedCapture:
-    """What a capture held when its item was saved.
+    """The value of a capture when its item was saved.
 
     Attributes:
-        node: the placeholder that stands for it.
+        node: its placeholder.
         dtype: TensorFlow's name of the element type.
         name: the variable's public name; None for a constant.
     """
@@ -223,7 +223,7 @@ class SavedCapture:
 
 @dataclass(frozen=True)
 class SavedBinding:
-    """A function's captures by value: enough to make it run again, on variables of its own.
+    """A function's captures by value, from which it can run again on new variables.
 
     Attributes:
         captures: in capture order.

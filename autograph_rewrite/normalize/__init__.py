@@ -1,1 +1,1 @@
-"""The normal form that analysis and passes work on: one flat graph over resource variables."""
+"""The normal form that analysis and passes need: one flat graph over resource variables."""

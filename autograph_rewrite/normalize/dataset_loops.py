@@ -1,14 +1,14 @@
-"""`for x in dataset` becomes a `While` over an iterator, so that what it draws is a batch like any other.
+"""Turn `for x in dataset` into a `While` over an iterator, whose elements are batches like any others.
 
-    Reduce(TakeWhile(Scan(dataset)))     how AutoGraph writes it: Scan runs the body, TakeWhile says where it breaks
-    while going:                         what it becomes
+    Reduce(TakeWhile(Scan(dataset)))     AutoGraph's form: Scan runs the body, TakeWhile decides where it breaks
+    while going:                         the new form
         optional = GetNextAsOptional(iterator)
         if optional:
             carried, out = scan(carried, optional)
             going = goes_on(out)
             if going: result = reduce(result, out)
 
-`for x in iterator` is such a loop from the beginning.
+AutoGraph writes `for x in iterator` as such a loop directly.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from autograph_rewrite.ir.types.opdefs import Arg
 from autograph_rewrite.ir.types.wire import RawNode
 
 Typed = Sequence[tuple[str, int]]
-"""Values of a function body, in its syntax, with their types."""
+"""Values of a function body (as references in it), with their types."""
 Attrs = dict[str, tuple[str, Any]]
 """Kinds and values of attributes."""
 
 
 def as_while(library: Library, node: Node, pivot: Node | None) -> Node | None:
-    """Return a While that gives what a loop over a dataset gives, first; None where the functions are not known.
+    """Return a While whose first outputs are those of a loop over a dataset; None if a function is missing.
 
     Args:
-        library: gets the functions that it calls.
-        pivot: node that is alive in each iteration of a loop around; None: there is none.
+        library: the functions of the While are added to it.
+        pivot: node that is alive in each iteration of an enclosing loop; None: there is no loop.
     """
     build = Builder.at(node)
     scan, stop, base = _stages(node)
@@ -82,7 +82,7 @@ def as_while(library: Library, node: Node, pivot: Node | None) -> Node | None:
 
 
 def _stages(node: Node) -> tuple[Node | None, Node | None, Value]:
-    """Return the Scan and the TakeWhile that a loop over a dataset goes through, and the dataset."""
+    """Return the Scan and the TakeWhile of a loop over a dataset, if any, and the dataset."""
     dataset, stop, scan = node.inputs[0], None, None
     if dataset.node.op == "TakeWhileDataset":
         stop = dataset.node
@@ -116,7 +116,7 @@ class _Body:
     nodes: list[RawNode] = field(default_factory=list)
 
     def add(self, op: str, inputs: Sequence[str], attrs: Attrs, output: str, types: Sequence[int]) -> Typed:
-        """Add a node that waits for those before it; return its results."""
+        """Add a node that waits for the one before it; return its results."""
         name = f"{op}_{len(self.nodes)}"
         waits = [f"^{self.nodes[-1].name}"] if self.nodes else []
         encoded = {key: encode(kind, value) for key, (kind, value) in attrs.items()}
@@ -166,9 +166,9 @@ def _signature(given: Typed, types: Sequence[int]) -> Attrs:
 
 @dataclass(frozen=True)
 class _Functions:
-    """Writes the functions of one loop, which carries: results, whether it goes on, what Scan carries; the rest stays.
+    """Writes the functions of one loop; its values are results, whether it continues, the state of Scan, and constants.
 
-    All but `kept` take everything that the loop has.
+    All functions but `kept` take all values of the loop.
     """
 
     library: Library
@@ -187,7 +187,7 @@ class _Functions:
         return self._results + 1 + (_states(self.scan) if self.scan is not None else 0)
 
     def condition_and_body(self, given: Typed) -> tuple[str, str]:
-        """Write both; return their names."""
+        """Write the condition and the body of the loop; return their names."""
         condition = self._begin("condition", given).done([given[self._results]])
         body = self._begin("body", given)
         iterator = given[self._changing][0]
@@ -231,7 +231,7 @@ class _Functions:
 
 
 def _taken(rest: list[tuple[str, int]], node: Node) -> Typed:
-    """Take the values that a node was given besides its state from the front of those that are left."""
+    """Remove a node's extra arguments from the front of the remaining values, and return them."""
     count = _others(node)
     found, rest[:] = rest[:count], rest[count:]
     return found

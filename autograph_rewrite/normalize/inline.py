@@ -1,9 +1,9 @@
-"""Make a graph flat: function calls become their bodies, functional branches and loops become Switch, Merge and frames.
+"""Flatten a graph: inline function calls, and lower functional branches and loops to Switch, Merge and frames.
 
     call, If, Case, While ──lower──► nodes of the one graph; bodies may hold more of them, so: a worklist
 
-This is what TensorFlow's own runtime does just before it runs a graph. Done at load, one analysis sees everything.
-The function that computes only initial values, or a dataset, is left as it is.
+TensorFlow's runtime does the same just before it runs a graph. Here it is done first, so that one analysis sees all
+nodes. Functions that a step does not need (initial values), and those of datasets, are left unchanged.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def flatten(
     """Lower every functional node that `roots` need, in place.
 
     Args:
-        roots: the nodes that a step is run for.
-        read_outside: names of those whose results are fetched; the others are only run.
-        loops_over_data: whether loops over datasets are lowered, too.
+        roots: the targets and outputs of a step.
+        read_outside: names of roots whose results are fetched; the others are only run.
+        loops_over_data: lower loops over datasets, too.
 
     Raises:
         GraphError: a function is missing or recursive, or is a symbolic gradient.
@@ -64,10 +64,10 @@ def flatten(
 
 
 def _require_finite(graph: Graph, library: Library) -> None:
-    """Refuse functions that call each other so often that their copies would fill the memory.
+    """Refuse calls whose inlined bodies would have more nodes than the limit `expanded`.
 
     Raises:
-        GraphError: they do.
+        GraphError: a call has too many.
     """
     most = limit("expanded")
     callers = {node: [n for n in called(node.op, node.attrs, library) if n in library] for node in graph}
@@ -88,7 +88,7 @@ def _flatten(state: FunctionLowering, roots: Iterable[Node]) -> None:
     state.pending.extend(
         (node, None, ())
         for node in graph
-        # A call by function name has no op definition, so nothing else can handle it, needed or not.
+        # A call by function name has no op definition, so analysis and passes cannot handle it, needed or not.
         if node.op in state.library or (node in needed and state.is_functional(node))
     )
     for node, _, _ in state.pending:
@@ -124,7 +124,7 @@ def _lower(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
 
 
 def _open_gates(state: FunctionLowering, roots: Iterable[Node]) -> None:
-    """Remove the gates whose effects are run anyway, so that no reader waits for what it does not need."""
+    """Remove the gates whose effects run anyway, so that their readers do not wait for them."""
     gates = set(state.gates)
     seen = set(roots)
     stack = list(seen)
@@ -148,24 +148,24 @@ def _open_gates(state: FunctionLowering, roots: Iterable[Node]) -> None:
 
 
 def _sweep(graph: Graph, original: frozenset[str]) -> None:
-    """Remove new nodes that nothing of the original graph needs: unread results, and arguments that bodies ignore."""
+    """Remove new nodes that no original node needs: unread results, and arguments that bodies ignore."""
     needed = ancestors(node for node in graph if node.name in original)
     needed |= ancestors(value.node for value in graph.anchors.values())
     graph.erase_all([node for node in graph if node not in needed])
 
 
-# A function call becomes the function's body, its nodes named `<call>/<node>`.
+# Inline a function call; the nodes of the body are named `<call>/<node>`.
 
 
 def lower_call(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace a function call by the function's body.
 
     Args:
-        pivot: node that is alive in each iteration of the loop around; None: there is none.
+        pivot: node that is alive in each iteration of the enclosing loop; None: there is no loop.
     """
     function = node.attr("f") if has(node.op, "calls") else FunctionName(node.op)
     if pivot is None and state.has_routing and node.inputs:
-        # A node that is alive exactly when a call of the original graph is, and in its frame.
+        # The call may be in v1 control flow: this node is alive exactly when the call is, and in its frame.
         value = next((value for value in node.inputs if not is_invariant(value)), node.inputs[0])
         pivot = Builder.at(node).node("Identity", value, what="pivot")
     body = state.body(node, function, "", node.inputs, Entry(node.controls, pivot))
@@ -175,16 +175,16 @@ def lower_call(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     state.finish(node, results, body.effects, body.effects or [value.node for value in results] or node.controls)
 
 
-# `While` becomes a frame: Enter, Merge, LoopCond, Switch, NextIteration, Exit.
+# Lower `While` to a frame: Enter, Merge, LoopCond, Switch, NextIteration, Exit.
 #
 #     value ─► Enter ─► Merge ─► Switch ──true──► body ─► NextIteration ─┐
 #                         ▲        │ └──false──► Exit ─► result          │
 #                         └────────┼─────────────────────────────────────┘
 #               Merge ─► cond ─► LoopCond
 #
-# What the body gives back unchanged (captured tensors, resource handles) enters once, as a constant of the frame.
-# A constant is alive in every iteration, also in the one that the condition forbids, so whatever reads nothing
-# but constants waits for the pivot, which is alive only in the iterations that are taken.
+# Values that the body returns unchanged (captured tensors, resource handles) enter once, as constants of the frame. A
+# constant is alive in every iteration, also in the last one, in which the condition is false. So a node that reads only
+# constants waits for the pivot, which is alive only in the iterations that run the body.
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def lower_while(state: FunctionLowering, node: Node, pivot: Node | None) -> None
     """Replace a While by a frame, in place.
 
     Args:
-        pivot: node that is alive in each iteration of the loop around; None: there is none.
+        pivot: node that is alive in each iteration of the enclosing loop; None: there is no loop.
     """
     build = Builder.at(node)
     library = state.library
@@ -231,7 +231,7 @@ def lower_while(state: FunctionLowering, node: Node, pivot: Node | None) -> None
 
 
 def _common(entered: Shape | None, made: Shape | None) -> Shape | None:
-    """Return the shape of a state in all iterations: TensorFlow states what the body makes, not what it begins with."""
+    """Return the shape of a loop variable in all iterations, from its initial shape and that of the body's result."""
     if made is None or entered is None or len(entered) != len(made):
         return None
     return tuple(one if one == other else None for one, other in zip(entered, made, strict=True))
@@ -262,7 +262,7 @@ def _iterate(
     exits = {}
     for v in changing:
         value = copied.returns[v.index]
-        # A constant as next value would be alive after the last iteration and start another one.
+        # A constant as next value would be alive after the last iteration too, and start another one.
         ties = [*effects, pivot] if is_invariant(value) else effects
         following = build.node(
             "NextIteration", value, what=f"next_{v.index}", controls=ties, T=dtypes.base(v.enter.attr("T"))
@@ -303,9 +303,9 @@ def _enters(state: FunctionLowering, node: Node, pivot: Node | None, fixed: set[
 
 
 def _invariants(body: Function, node: Node) -> set[int]:
-    """Return the indices that the body gives back as it got them; resource handles always count as such.
+    """Return the indices of values that the body returns unchanged; resource handles always count as unchanged.
 
-    At least one value must change: the iterations hang on it.
+    At least one index is left out, because iterations need a value with a back edge.
     """
     nodes = {raw.name: raw for raw in body.nodes}
     unchanged = {
@@ -332,22 +332,22 @@ def _source(reference: str, nodes: Mapping[str, RawNode]) -> str:
 #
 #     OptionalFromValue(v) ─► Merge ─► Switch ─► OptionalGetValue     becomes     v ─► Switch
 #
-# `v` is alive exactly when its branch was taken. What lies between Merge and OptionalGetValue only routes the Optional;
-# the same route, laid for `v`, carries the value itself. Which side of the Merge is meant follows from the Switch, when
-# both were decided by the same predicate; or from the other side, when that is OptionalNone and could not be read.
-# An Optional that goes around a loop, or through a list, stays.
+# `v` is alive exactly when its branch was taken. The nodes between Merge and OptionalGetValue only route the Optional;
+# a copy of that route carries `v` itself. The side of the Merge follows from the Switch, if the same predicate decides
+# both; or it is the only side that is no OptionalNone, which cannot be read. An Optional that passes a loop's back
+# edge, or a list, stays.
 
 
 _TYPES = ("T", "_output_shapes")
 
-Laid = dict[tuple[Value, Value], Value]  # (routing value, what is carried instead) -> its copy
+Laid = dict[tuple[Value, Value], Value]  # (routing value, value carried instead) -> its copy
 
 
 def look_through(graph: Graph, predicates: Mapping[Node, Value]) -> None:
-    """Replace every OptionalGetValue whose value is found by that value, in place.
+    """Replace every OptionalGetValue whose source is found by the value itself, in place.
 
     Args:
-        predicates: for each Merge of a lowered `If`, else side first, what decided it.
+        predicates: the predicate of each Merge of a lowered `If`, whose first input is the else side.
     """
     laid: Laid = {}
     waiting = [node for node in graph if node.op == "OptionalGetValue"]
@@ -355,7 +355,7 @@ def look_through(graph: Graph, predicates: Mapping[Node, Value]) -> None:
         left = [node for node in waiting if not _replaced(graph, node, predicates, laid)]
         if len(left) == len(waiting):
             return
-        waiting = left  # a predicate may itself have come out of an Optional
+        waiting = left  # a predicate may have come out of an Optional, which is replaced now
 
 
 def _replaced(graph: Graph, node: Node, predicates: Mapping[Node, Value], laid: Laid) -> bool:
@@ -370,7 +370,7 @@ def _replaced(graph: Graph, node: Node, predicates: Mapping[Node, Value], laid: 
 
 
 def _route(value: Value) -> tuple[list[Value], Value]:
-    """Return the routing values between an Optional and where it was made, the last one first; and that value."""
+    """Return the routing values between an Optional and its source, the last one first, and the source."""
     path: list[Value] = []
     while has(value.node.op, "carries"):
         path.append(value)
@@ -379,7 +379,7 @@ def _route(value: Value) -> tuple[list[Value], Value]:
 
 
 def _optional_source(path: Sequence[Value], end: Value, predicates: Mapping[Node, Value]) -> Node | None:
-    """Return the OptionalFromValue that is read at the end of a route, if it is certain."""
+    """Return the OptionalFromValue that is read through a route; None if it is not certain."""
     if end.node.op == "OptionalFromValue":
         return end.node
     if end.node.op != "Merge" or end.index != 0:
@@ -405,7 +405,7 @@ def _original(value: Value) -> Value:
 
 
 def _lay(graph: Graph, value: Value, path: list[Value], laid: Laid) -> Value:
-    """Copy a route for `value`; routes that share their beginning share the copies."""
+    """Copy a route for `value`; routes with a common beginning share the copies."""
     carried = value
     for step in reversed(path):
         key = (step, carried)

@@ -1,6 +1,6 @@
-"""Functional ops lowered: what all lowerings share, and branches as Switch and Merge.
+"""Lower functional ops: the steps that all lowerings share, and branches as Switch and Merge.
 
-Copying a body into the graph, handing results over, keeping the node's name resolvable and its side effects run.
+The shared steps copy a body into the graph, replace the node's results, keep its name valid and its effects running.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from autograph_rewrite.ops.traits import ENTERS, has
 
 @dataclass
 class FunctionLowering:
-    """The state of one run: the graph, what waits to be lowered, and what was inserted only as a precaution."""
+    """The state of one run of `flatten`: the graph, the nodes that wait to be lowered, and the gates."""
 
     graph: Graph
     library: Library
-    has_routing: bool  # the original graph holds v1 control flow, which a call may stand inside
-    run_only: frozenset[str]  # names that outsiders run, but whose results nobody outside reads
-    loops_over_data: bool = False  # whether loops over datasets are lowered
+    has_routing: bool  # the original graph has v1 control flow, in which a call may be
+    run_only: frozenset[str]  # names that the program runs without fetching their results
+    loops_over_data: bool = False  # lower loops over datasets, too
     pending: deque[tuple[Node, Node | None, tuple[str, ...]]] = field(default_factory=deque)
     gates: list[Node] = field(default_factory=list)
     frames: set[str] = field(default_factory=set)
     predicates: dict[Node, Value] = field(default_factory=dict)  # of each Merge of an If, else side first
-    callers: tuple[str, ...] = ()  # the functions that the node in work came from
+    callers: tuple[str, ...] = ()  # the functions whose inlined bodies contain the current node, outermost first
 
     def body(self, node: Node, function: FunctionName, part: str, arguments: Sequence[Value], entry: Entry) -> Body:
-        """Copy a function that `node` names into the graph, and queue what it holds itself.
+        """Copy a function that `node` names into the graph, and queue the functional nodes of the copy.
 
         Args:
             part: between the node's name and those of the copies, such as "then"; "" for none.
             arguments: one value per parameter.
-            entry: what the body's first nodes wait for.
+            entry: the nodes that the body's first nodes wait for.
 
         Raises:
-            GraphError: the function is missing, calls itself, does not fit its arguments, or names what it lacks.
+            GraphError: the function is missing, is recursive, does not fit its arguments, or reads an unknown name.
         """
         if function.name not in self.library:
             raise GraphError(
@@ -79,13 +79,13 @@ class FunctionLowering:
         return Body(returns, tuple(effects or _loose_effects(copies.values())))
 
     def is_functional(self, node: Node) -> bool:
-        """Whether a node calls functions in a way that can be lowered."""
+        """Return whether a node calls functions and can be lowered."""
         if node.op == DATASET_LOOP:
             return self.loops_over_data
         return has(node.op, "functional") or node.op in self.library
 
     def gated(self, node: Node, index: int, value: Value, effects: Sequence[Node]) -> Value:
-        """Make the readers of a result also run the effects; undone in the end where something else runs them.
+        """Make the readers of a result also run the effects; `inline` removes this gate if the effects run anyway.
 
         Args:
             effects: nodes of the body that must run.
@@ -99,7 +99,7 @@ class FunctionLowering:
         return gate.output()
 
     def tied(self, node: Node, index: int, value: Value, pivot: Node | None) -> Value:
-        """Tie a loop constant that a node passes through to the iteration: its readers lose their tie, the node.
+        """Tie a loop constant that a node passes through to the iteration, because the node that did so is removed.
 
         Args:
             pivot: node that is alive in each iteration; None: there is no loop.
@@ -110,11 +110,11 @@ class FunctionLowering:
         return Builder(self.graph, name, node).op("Identity", value, controls=[pivot])
 
     def finish(self, node: Node, results: Sequence[Value], effects: Sequence[Node], done: Sequence[Node]) -> None:
-        """Let `results` take the place of a lowered node, keep its name resolvable, and remove it.
+        """Replace a lowered node by `results`, keep its name valid, and remove it.
 
         Args:
-            effects: what its name, when it is run, must run.
-            done: what its waiters wait for now.
+            effects: the nodes that must run if its name is run.
+            done: the nodes for which its control users wait now.
         """
         dtypes = node.output_dtypes
         name, origin, is_named = node.name, node, not self.callers
@@ -135,7 +135,7 @@ class FunctionLowering:
     def _alias(
         self, name: str, results: Sequence[Value], dtypes: Sequence[int], effects: Sequence[Node], done: Sequence[Node]
     ) -> None:
-        """Keep a name of the original graph; nobody inside the graph reads it."""
+        """Add a node with a name of the original graph, for use from outside."""
         if not results or name in self.run_only:
             Builder(self.graph, name).node("NoOp", controls=effects or done)
         elif len(results) == 1:
@@ -144,25 +144,25 @@ class FunctionLowering:
             Builder(self.graph, name).node("IdentityN", *results, controls=effects, T=tuple(dtypes))
 
 
-# `If` and `Case` become Switch and Merge.
+# Lower `If` and `Case` to Switch and Merge.
 #
 #     pred ──► Switch ──true──► then body ──► Merge ──► results
 #                 └──false──► else body ──┘
 #
-# Only one side of a Switch is alive, and everything that depends on the other side is skipped. A node without inputs
-# would always run, so it waits for its branch's pivot, an Identity of the predicate that is alive only with the branch.
-# A Case is a chain of such decisions, the last branch standing for every other index.
+# Only one side of a Switch is alive, and nodes that depend on the other side are skipped. A node without inputs would
+# always run, so it waits for its branch's pivot, an Identity of the predicate that is alive only with the branch. A
+# Case is a chain of such decisions, whose last branch is taken for every other index.
 
 
 def lower_branches(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace an If or Case by its branches, in place.
 
     Args:
-        pivot: node that is alive in each iteration of the loop around; None: there is none.
+        pivot: node that is alive in each iteration of the enclosing loop; None: there is no loop.
     """
     selector, *arguments = node.inputs
-    # Everything in a branch depends on the selector. A loop constant is alive in the iteration that is not
-    # taken, so it is tied to the iteration first.
+    # All nodes of a branch depend on the selector. A loop constant is also alive in the last iteration, which does not
+    # run the body, so it is tied to the iteration first.
     tie = [pivot] if pivot is not None and is_invariant(selector) else []
     selector = ordered(node, selector, (*node.controls, *tie))
     if has(node.op, "conditionals"):
@@ -178,11 +178,11 @@ def lower_branches(state: FunctionLowering, node: Node, pivot: Node | None) -> N
 
 
 def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
-    """Return `value`, but only after `controls`.
+    """Return `value` after `controls`.
 
     Args:
-        node: which is lowered; it names the new one.
-        controls: what to wait for.
+        node: the lowered node, from which the new one takes its name.
+        controls: the nodes to wait for.
     """
     if not controls:
         return value
@@ -190,14 +190,14 @@ def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
 
 
 def boolean(node: Node, value: Value) -> Value:
-    """Return the truth of a value, as If and While define it for other types than bool."""
+    """Return the truth value of a value, as If and While define it for types other than bool."""
     if dtypes.base(value.dtype) == dtypes.BOOL:
         return value
     return Builder.at(node).op("ToBool", value, what="to_bool")
 
 
 def _equals(node: Node, selector: Value, index: int) -> Value:
-    # Made from the selector itself, the constant is alive where the Case is: no pivot is needed.
+    # The constant waits for a node made from the selector, so it is alive exactly when the Case is, without a pivot.
     build = Builder.at(node)
     zero = build.node("ZerosLike", selector, what=f"zero_{index}")
     number = build.node("Const", what=f"index_{index}", controls=[zero], dtype=dtypes.INT32, value=np.int32(index))
@@ -212,7 +212,7 @@ def _branches(
     parts: Sequence[str],
     arguments: Sequence[Value],
 ) -> tuple[list[Body], list[Node]]:
-    """Copy every branch behind its Switches; predicate i decides between branch i and the later ones."""
+    """Copy every branch, fed by its Switches; predicate i decides between branch i and the later ones."""
     build = Builder.at(node)
     bodies: list[Body] = []
     pivots: list[Node] = []
@@ -240,14 +240,14 @@ def _switch(node: Node, name: str, value: Value, predicate: Value) -> Node:
 def _merge(
     state: FunctionLowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
 ) -> None:
-    """Join the branches: the results, and one node that says that the branch taken has run its effects."""
+    """Merge the results of the branches, and the effects into one node that runs after those of the taken branch."""
     build = Builder.at(node)
     shapes = node.attr("_output_shapes") or node.attr("output_shapes") or ()
     results: list[Value] = []
     for i, dtype in enumerate(node.output_dtypes):
         values = [body.returns[i] for body in reversed(bodies)]  # else, then: value_index is the predicate
         merge = build.node("Merge", *values, what=f"merge_{i}", T=dtype, N=len(values))
-        if i < len(shapes):  # the gradient adds outputs later, without always saying their shapes
+        if i < len(shapes):  # TensorFlow's gradient adds outputs later, not always with their shapes
             record_shapes(merge, [shapes[i], ()])
         if len(predicates) == 1:
             state.predicates[merge] = predicates[0]
@@ -261,7 +261,7 @@ def _merge(
     state.finish(node, results, executed if effects else [], executed or [value.node for value in results])
 
 
-# Copy a function body into a graph: arguments become values, `node:out:0` becomes a value of the copied node.
+# Copy a function body into a graph: arguments become values, and `node:out:0` becomes a value of the copied node.
 
 DATASET_LOOP = "ReduceDataset"
 
@@ -270,11 +270,11 @@ _PLACEHOLDER_TAG = 0x4A  # AttrValue.placeholder: "take the caller's attribute o
 
 @dataclass(frozen=True)
 class Entry:
-    """What the nodes that start a body wait for.
+    """The nodes that the first nodes of a body wait for.
 
     Attributes:
-        starts: all of them wait for these (the control inputs of a call).
-        pivot: those without a data input of their own iteration or branch wait for this one: it is alive exactly
+        starts: all first nodes wait for these (the control inputs of a call).
+        pivot: first nodes without a data input from the iteration or branch wait for this node. It is alive exactly
             when the loop iteration or the branch is, and in the same frame.
     """
 
@@ -287,7 +287,7 @@ class Body:
     """A body that was copied into a graph.
 
     Attributes:
-        effects: nodes that must run whenever it does.
+        effects: nodes that must run whenever the body runs.
     """
 
     returns: tuple[Value, ...]
@@ -295,12 +295,12 @@ class Body:
 
 
 def is_invariant(value: Value) -> bool:
-    """Whether a value enters a loop as a constant: it is alive in every iteration, also in the one not taken."""
+    """Return whether a value enters a loop as a constant, which is alive in every iteration, also in the last one."""
     return value.node.op == "Enter" and bool(value.node.attr("is_constant"))
 
 
 def state_results(node: Node, library: Library) -> None:
-    """State the element types that a call by function name gives: whoever reads it may ask before it is lowered."""
+    """Record the result types of a call by function name, which its readers may need before it is lowered."""
     attrs = {key: raw for key, raw in node.attrs.items() if isinstance(raw, bytes)}
     types = dtypes_of(library.get(node.op).outputs, attrs)
     node.set_raw_attr(RESULT_TYPES, encode("list(type)", types))
@@ -308,7 +308,7 @@ def state_results(node: Node, library: Library) -> None:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What the names in a body mean."""
+    """Resolves the names in a body."""
 
     function: Function
     library: Library
@@ -316,7 +316,7 @@ class _Scope:
     copies: Mapping[str, Node]
 
     def value(self, reference: str) -> Value:
-        """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
+        """Return the value of `arg`, `arg:1`, `node:out` or `node:out:1`."""
         name, _, rest = reference.partition(":")
         if name in self.arguments:
             return self.arguments[name][int(rest) if rest else 0]
@@ -346,10 +346,10 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
     controls = [text[1:] for text in raw.inputs if text[0] == "^"]
     node.set_inputs(values)
     for name in controls:
-        if name not in scope.arguments:  # an argument is there before the body starts
+        if name not in scope.arguments:  # an argument is complete before the body starts
             node.add_control(scope.node(name))
     is_inner = bool(node.controls) or any(text.partition(":")[0] in scope.copies for text in raw.inputs)
-    # A call that waits for one of its arguments only does not hold back what its body does with the others.
+    # Once a call is inlined, its nodes wait only for the arguments that they read, so an inner call waits here, too.
     if not is_inner or has(node.op, "functional") or node.op in scope.library:
         for start in entry.starts:
             node.add_control(start)
@@ -392,14 +392,14 @@ def _defaults(op: OpDef | None) -> dict[str, bytes]:
 def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
     if function.polymorphic:
         return {key: _substituted(value, attrs) for key, value in raw.attrs.items()}
-    if raw.op in ENTERS:  # every copy of a loop is a loop of its own
+    if raw.op in ENTERS:  # every copy of a loop needs a different frame name
         frame = f"{prefix}/{decode(raw.attrs['frame_name']).decode()}"
         return {**raw.attrs, "frame_name": encode("string", frame)}
     return raw.attrs
 
 
 def _substituted(raw: bytes, attrs: Mapping[str, bytes]) -> bytes:
-    """Replace "the caller's attribute X" by its value, also inside a function-valued attribute."""
+    """Replace a placeholder for the caller's attribute by its value, also inside a function-valued attribute."""
     if raw and raw[0] == _PLACEHOLDER_TAG:
         size, at = read_varint(raw, 1)
         return attrs[str(raw[at : at + size], "utf-8")]
@@ -411,7 +411,7 @@ def _substituted(raw: bytes, attrs: Mapping[str, bytes]) -> bytes:
 
 
 def _loose_effects(nodes: Iterable[Node]) -> Iterable[Node]:
-    """Yield stateful nodes whose results nobody reads: what an old function, without control results, runs for."""
+    """Yield stateful nodes without readers, which are the effects of an old function without control results."""
     for node in nodes:
         op = find_op(node.op)
         if op is None or not op.is_stateful or has(node.op, "kept") or node.op == "VarIsInitializedOp":

@@ -1,10 +1,10 @@
-"""The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
+"""Bring a graph into the normal form for analysis and passes: flat, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► XLA's annotations as identities
-          ─► each identity alone ─► barriers of recompute_grad as edges ─► resource variables
-          ─► one handle each ─► its copies as segments ─► folded ─► sizes of diagonals left open
+    clone ─► flatten (calls, branches, loops) ─► sequential draws ─► XLA's annotations as identities
+          ─► no IdentityN ─► barriers of recompute_grad as control edges ─► resource variables
+          ─► one handle per variable ─► recomputed copies as segments ─► constants ─► sizes of diagonals left open
 
-Names of outputs, targets and variables resolve in it as they did before.
+Names of outputs, targets and variables stay valid.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def normalise(item: TrainingGraph) -> TrainingGraph:
     """Return the item in normal form, on a copy of its graph.
 
     Raises:
-        GraphError: a missing or recursive function, or a legacy op that has no resource form.
+        GraphError: a function is missing or recursive, or an op on a reference variable has no resource form.
     """
     stage("normalise (%s nodes)", f"{len(item.graph):,}")
     graph = item.graph.clone()
@@ -85,9 +85,9 @@ def normalise_original(item: TrainingGraph) -> TrainingGraph:
     """Return an item in normal form that a rewrite can start from.
 
     Raises:
-        GraphError: as `normalise`, or this is no item, or the graph is distributed already, or partitioned by hand.
+        GraphError: as `normalise`, or `item` is no item, is distributed already, or is partitioned by hand.
     """
-    if not isinstance(item, TrainingGraph):  # untyped code comes here
+    if not isinstance(item, TrainingGraph):  # callers may be untyped code
         what = type(item).__name__  # type: ignore[unreachable]
         hint = "GraphItem.from_graph, from_function and from_keras make one; ar.distribute takes models and functions"
         raise GraphError(f"expected a GraphItem, not {what}", hint=hint)
@@ -98,13 +98,13 @@ def normalise_original(item: TrainingGraph) -> TrainingGraph:
 
 
 def roots(item: TrainingGraph, graph: Graph) -> Iterable[Node]:
-    """Return the nodes that a step of the item is run for; every node, when nothing is declared."""
+    """Return the targets and producers of outputs of an item; every node if it declares none."""
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     return [graph.node(name) for name in dict.fromkeys(names)] if names else list(graph)
 
 
 def _revealed(item: TrainingGraph, graph: Graph) -> dict[str, TensorInfo]:
-    """Return the outputs of iterators that stood in function bodies; batches, unless the item has some already."""
+    """Return the outputs of iterators from inlined bodies, with default batch axes unless the item has a batch."""
     has_batch = any(info.batch_axis is not None for info in item.inputs.values())
     known = {info.tensor for info in item.inputs.values()}
     found = {}
@@ -116,20 +116,20 @@ def _revealed(item: TrainingGraph, graph: Graph) -> dict[str, TensorInfo]:
     return found
 
 
-# Leave a size of MatrixDiag open that its diagonals imply.
+# Leave open a size of MatrixDiag that its diagonals imply.
 #
 #     before   MatrixDiagV3(x[?, 6], k=0, num_rows=6, num_cols=6)
 #     after    MatrixDiagV3(x[?, 6], k=0, num_rows=-1, num_cols=6)
 #
-# The result is the same. TensorFlow refuses to import the first one where it cannot infer the 6 of x, because the shape
-# function compares stated sizes with one that it does not know; a distributed graph computes more shapes in the run.
+# The result is the same. If TensorFlow cannot infer the 6 of x, it refuses to import the first form, because the shape
+# function compares the stated sizes with an unknown one. In a distributed graph, more shapes are known only in the run.
 
 
 _IMPLIED = -1
 
 
 def leave_open(graph: Graph) -> None:
-    """Replace a stated size by -1 wherever the other one is stated too and the diagonals imply it, in place."""
+    """Replace a stated number of rows or columns by -1 if the other one is stated and the diagonals imply it."""
     for node in [node for node in graph if node.op in ("MatrixDiagV2", "MatrixDiagV3")]:
         index = _implied(node)
         if index is not None:
@@ -141,7 +141,7 @@ def leave_open(graph: Graph) -> None:
 
 
 def _implied(node: Node) -> int | None:
-    """Return the operand, rows or columns, that the length of the longest diagonal implies; None where none does."""
+    """Return the operand, rows or columns, that the length of the longest diagonal implies; None if none does."""
     shape, stated = static_shape(node.inputs[0]), [value.node.attr("value") for value in node.inputs[1:4]]
     if not shape or shape[-1] is None or any(not isinstance(entry, np.ndarray) for entry in stated):
         return None
@@ -159,18 +159,18 @@ def _implied(node: Node) -> int | None:
 #     while (parallel_iterations=32): mask = RandomUniform()      the executor may let a later iteration draw first
 #     while (parallel_iterations=1):  mask = RandomUniform()      iteration i takes the i-th draw
 #
-# Which iteration gets which draw is otherwise a race, whose result differs from run to run, and more so once the loop
-# is spread over devices. Enclosing loops are held back too: their iterations start inner loops.
+# Otherwise iterations race for draws, with results that differ from run to run, above all if the loop runs on several
+# devices. Enclosing loops become sequential, too, because their iterations start inner loops.
 
 
 def draws(node: Node) -> bool:
-    """Return whether each run of a node takes the next element of some stream."""
+    """Return whether each run of a node takes the next element of a stream."""
     op = find_op(node.op)
     return op is not None and op.is_stateful and has(node.op, "draws")
 
 
 def run_in_turn(graph: Graph) -> None:
-    """Let loops that draw run one iteration at a time, in place."""
+    """Make loops that draw run one iteration at a time, in place."""
     enters = [node for node in graph if node.op in ENTERS]
     drawing = [node for node in graph if draws(node)] if enters else []
     if not drawing:
@@ -182,23 +182,23 @@ def run_in_turn(graph: Graph) -> None:
             enter.set_attr("parallel_iterations", 1)
 
 
-# Split each IdentityN into one Identity per value: TensorFlow does not order them either.
+# Split each IdentityN into one Identity per value, because TensorFlow does the same.
 #
 #     before   IdentityN(da, db) ──► apply(a, :0), apply(b, :1)         apply(a) seems to wait for db
 #     after    Identity(da) ──► apply(a)      Identity(db) ──► apply(b)
 #
-# Keras' optimizers hand all gradients on together. Where a control edge stands beside such a path, TensorFlow 2.21
-# first drops the edge, as the path says the same, and then splits the IdentityN: an update may overtake a read.
+# Keras' optimizers pass all gradients through one IdentityN. TensorFlow 2.21 first drops control edges that a path
+# through the IdentityN implies, and then splits the IdentityN, which breaks the path: an update may overtake a read.
 
 
 SHAPES = "_output_shapes"
 
 
 def separate_identities(graph: Graph, declared: Collection[str]) -> None:
-    """Replace every IdentityN of several values by an Identity of each; that of the first has its name.
+    """Replace every IdentityN of several values by an Identity of each; that of the first gets its name.
 
     Args:
-        declared: names that are read from outside: an IdentityN with such a name stays, and reads the Identities.
+        declared: names that are used outside; an IdentityN with one of them stays, and reads the Identities.
     """
     for node in [node for node in graph if node.op == "IdentityN" and len(node.inputs) > 1]:
         values = [_identity(graph, node, index) for index in range(len(node.inputs))]
@@ -225,13 +225,13 @@ def _identity(graph: Graph, node: Node, index: int) -> Value:
     return made.output()
 
 
-# XLA's sharding ops as what they compute on one device: identities, which keep what they say as an attribute.
+# Replace XLA's sharding ops by identities, their function on one device, with the annotation as an attribute.
 #
 #     before   x ──► XlaSharding(sharding: tiles [1, 2], unspecified_dims [0]) ──► y
 #     after    x ──► Identity(_XlaSharding: tiles [1, 2], _autograph_open_dims [0]) ──► y
 #
-# `XlaSpmdFullToShardShape` and `XlaSpmdShardToFullShape` begin and end a region whose ops are written for one shard.
-# That is no single-device graph, and TensorFlow has no kernel for them outside of XLA.
+# `XlaSpmdFullToShardShape` and `XlaSpmdShardToFullShape` begin and end a region whose ops are written for one shard. A
+# graph with them is no single-device graph, and TensorFlow has no kernel for them outside of XLA.
 
 
 def forward_annotated(graph: Graph) -> None:
@@ -245,10 +245,10 @@ def forward_annotated(graph: Graph) -> None:
 
 
 def require_automatic(graph: Graph) -> None:
-    """Make sure that no part of a graph is written for one shard.
+    """Refuse a graph that has parts written for one shard.
 
     Raises:
-        GraphError: some is, or an annotation is malformed.
+        GraphError: there is such a part, or an annotation is malformed.
     """
     for node in graph:
         if node.op in ("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"):
@@ -269,23 +269,23 @@ def require_automatic(graph: Graph) -> None:
             raise GraphError("the sharding is manual: its ops see the shard of a device", node=node, hint=hint)
 
 
-# Reject a graph that is distributed already: the result of a rewrite is not rewritten again.
+# Refuse a graph that is distributed already: the result of a rewrite cannot be rewritten again.
 #
-# Replicas of replicas would each hold members of the first rewrite's collectives, which then never meet.
+# Each replica would hold members of the first rewrite's collectives, which would wait forever for the others.
 
 
 _COLLECTIVES = ("Collective", "Nccl", "XlaAllReduce")
 
 
 def require_original(item: TrainingGraph, own_pass: str) -> None:
-    """Make sure that an item is a single-device graph.
+    """Refuse an item that is no single-device graph.
 
     Args:
         item: an item in normal form, so that functions are part of its graph.
-        own_pass: what normalising calls itself in the provenance of nodes.
+        own_pass: the pass name of normalisation in the provenance of nodes.
 
     Raises:
-        GraphError: it was made by a rewrite, or by something else that puts collectives into graphs.
+        GraphError: a rewrite made the item, or it has collectives.
     """
     added = (node for node in item.graph if PASS_ATTR in node._attrs)
     made = next((node for node in added if _made_by(node) not in ("", own_pass)), None)
@@ -306,7 +306,7 @@ def require_original(item: TrainingGraph, own_pass: str) -> None:
 
 
 def _made_by(node: Node) -> str:
-    """Return the pass that made a node; empty for one of an original graph."""
+    """Return the pass that made a node; empty for a node of an original graph."""
     if PASS_ATTR not in node.attrs:
         return ""
     name: bytes = node.attr(PASS_ATTR)
@@ -315,19 +315,19 @@ def _made_by(node: Node) -> str:
 
 # Fold integer arithmetic on constants, so that shapes become Consts that rules can read.
 #
-# Only integers, only up to 64 elements, only exact. A folded node keeps its name and its control edges, and inherits
-# those of its constants: they are what ties it to a loop or a branch.
+# Only integers of up to 64 elements are folded, and only if the result is exact. A folded node keeps its name and
+# control edges, and inherits the control edges of its constants, which tie them to a loop or a branch.
 
 MAX_ELEMENTS = 64
 Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, batches: Sequence[Value]) -> None:
-    """Replace what can be computed now by constants, in place.
+    """Replace integer ops with known results by constants, in place.
 
     Args:
-        batches: the batch inputs; the shape of whatever depends on them stays an op, because a replica's part has
-            another shape, even when the whole batch's is static.
+        batches: the batch inputs; shapes of values that depend on them stay ops, because a replica's block has another
+            shape, even if the shape of the whole batch is static.
     """
     pending = deque(node for node in graph if _kernel(node) is not None)
     pending.extend(_fold_shapes(graph, batches))
@@ -344,8 +344,8 @@ def _kernel(node: Node) -> Callable[..., Any] | None:
 
 
 def _evaluate(node: Node) -> Array | None:
-    """Return what a node gives, or None when that is not known now."""
-    for value in node._inputs:  # of most nodes one is computed: a generator would cost as much again
+    """Return the result of a node; None if it is not known, or not exact."""
+    for value in node._inputs:  # this check rejects most nodes; a loop is twice as fast as a generator
         if value.node.op != "Const":
             return None
     kernel = _kernel(node)
@@ -367,18 +367,18 @@ def _evaluate(node: Node) -> Array | None:
             if isinstance(result, np.ndarray) and result.dtype.kind == "O":
                 result = result.astype(np.int64)
     except (ArithmeticError, ValueError, IndexError, TypeError):
-        return None  # whatever is wrong with it, TensorFlow will say so when it runs
+        return None  # TensorFlow reports the error when it runs the node
     if result is None:
         return None
     array = np.asarray(result)
     if array.size > MAX_ELEMENTS or array.dtype.kind not in "iu":
         return None
     typed = array.astype(dtypes.numpy_dtype(node.output_dtypes[0]))
-    return typed if np.array_equal(typed, array) else None  # an overflow stays TensorFlow's
+    return typed if np.array_equal(typed, array) else None  # on overflow, the op stays
 
 
 def _fold_shapes(graph: Graph, batches: Sequence[Value]) -> list[Node]:
-    """Replace the static shapes of what depends on no batch and stands in no loop or branch."""
+    """Replace static shapes of values that depend on no batch and are in no loop or branch; return their readers."""
     known = [(node, value) for node in graph if has(node.op, "folds_to_size") and (value := _known(node)) is not None]
     if not known:
         return []
@@ -408,7 +408,7 @@ def _known(node: Node) -> Array | None:
 
 
 def _to_constant(node: Node, value: Array) -> list[Node]:
-    """Turn a node into a Const; return its readers, which may follow."""
+    """Turn a node into a Const; return its readers, which may be foldable now."""
     for source in node.inputs:
         for control in source.node.controls if source.node.op == "Const" else ():
             node.add_control(control)

@@ -1,14 +1,14 @@
-"""Take out what `tf.recompute_grad` has put in to be computed twice, and mark what it is a copy of as a segment.
+"""Remove the recomputed nodes of `tf.recompute_grad`, and mark the nodes of which they are copies as a segment.
 
     before   c = Tanh(b)                      b' = Identity(b) ^dd;  c' = Tanh(b');  dc = TanhGrad(c', dd)
     after    c = Tanh(b) {segment 0}                                                 dc = TanhGrad(c, dd)
 
-Rematerialisation puts the copies of marked segments back, with edges that no optimizer of TensorFlow removes: it merges
-these here as soon as it sees that x + 0 is x. And each replica, micro-batch and stage then has copies of its own.
+Rematerialisation adds copies of marked segments again, per replica, micro-batch and stage, and with edges that
+TensorFlow's optimizers keep. (They merge the original copies as soon as they find that x + 0 is x.)
 
-What is a copy follows from value numbering: behind a barrier, the same op on the same operands as before it. Reads of a
-variable are equal between the same writes. What has a state or an effect, or is in a loop or a branch, stays as it is,
-with all that is made of it, and waits as it did.
+Value numbering finds the copies: a node after a barrier with the same op and equal operands as a node before it. Reads
+of a variable are equal between the same writes. Nodes with state or effects, nodes in loops or branches, and all nodes
+that depend on them, stay and keep waiting.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from autograph_rewrite.ops.traits import has
 
 
 def merge_copies(graph: Graph, barriers: Sequence[Barrier]) -> int:
-    """Let the readers of copies read the originals, in place; return how many copies there were.
+    """Make the readers of copies read the originals, in place; return the number of copies.
 
     Args:
-        graph: it has no legacy variables, and one handle of each variable.
+        graph: without reference variables, and with one handle of each variable.
     """
     barriers = [Barrier(there, one.gradient) for one in barriers if (there := _there(graph, one.entries))]
     if not barriers:
@@ -57,10 +57,10 @@ def _there(graph: Graph, entries: Iterable[Node]) -> tuple[Node, ...]:
 
 
 class _Numbering:
-    """Finds equal values: each has the first one that is equal as its representative.
+    """Finds equal values; the first of them represents the others.
 
     Args:
-        entries: the Identities behind barriers.
+        entries: the Identities of barriers.
     """
 
     def __init__(self, graph: Graph, entries: Mapping[Node, int]) -> None:
@@ -75,7 +75,7 @@ class _Numbering:
         self._writes: dict[Node, int] = {}
 
     def originals(self) -> dict[Node, list[Value]]:
-        """Return, by copy, producers first, the values that are equal to its own."""
+        """Return the values that equal those of each copy, by copy, producers first."""
         after = descendants(self._entries)
         copied = descendants(self._entries, controls=False)
         for node in self._order:
@@ -98,7 +98,7 @@ class _Numbering:
         return self._same.get(value, value)
 
     def _number(self, node: Node) -> None:
-        """Give a node before the barriers its number."""
+        """Number a node before the barriers."""
         if has(node.op, "forwards") and not _is_handle(node):
             self._same[node.output()] = self._of(node.inputs[0])
         elif (key := self._key(node)) is not None:
@@ -107,7 +107,7 @@ class _Numbering:
                 self._same |= zip(node.outputs, first.outputs, strict=True)
 
     def _find(self, node: Node) -> None:
-        """Look for what is equal to a node behind a barrier; an edge that it waits by must hold for that, too."""
+        """Look for the equal of a node after a barrier, which must have the node's control inputs, too."""
         if has(node.op, "forwards") and not node.controls and not _is_handle(node):
             source = node.inputs[0]
             if source in self._same or source.node in self._sure:
@@ -118,7 +118,7 @@ class _Numbering:
             self._same |= zip(node.outputs, first.outputs, strict=True)
 
     def _key(self, node: Node) -> object | None:
-        """Return what is equal for equal values; None for what may make other values when it runs again."""
+        """Return a key that is equal for nodes with equal values; None if another run may give other values."""
         if node not in self._sure or has(node.op, "routes") or not node.outputs:
             return None
         reads = has(node.op, "reads")
@@ -143,7 +143,7 @@ class _Numbering:
 
 
 def _may_write(node: Node) -> bool:
-    """Return whether a node is given a handle, and may change what it is the handle of."""
+    """Return whether a node takes a handle and may write its variable."""
     if has(node.op, "routes", "forwards", "reads", "inspects"):
         return False
     return any(value.dtype == dtypes.RESOURCE for value in node.inputs)
@@ -154,7 +154,7 @@ def _is_handle(node: Node) -> bool:
 
 
 def _segments(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int]:
-    """Return the segment of each copy: of barriers within what is behind another one, the outermost."""
+    """Return the segment of each copy; nested barriers belong to the outermost segment."""
     found: dict[Node, int] = {}
     outer: dict[int, int] = {}
     for node in equal:
@@ -165,7 +165,7 @@ def _segments(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, 
 
 
 def _waits(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int]:
-    """Return, as bits, the barriers that what reads copies without being one has to wait for."""
+    """Return the barriers, as bits, for which each reader of copies that is no copy has to wait."""
     found: dict[Node, int] = {}
     readers: dict[Node, int] = {}
     for node in (copies := dict.fromkeys(equal)):
@@ -181,7 +181,7 @@ def _waits(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int
 
 
 def _keep_waiting(graph: Graph, barriers: Sequence[Barrier], readers: Mapping[Node, int]) -> None:
-    """Let what is no copy wait for the gradient that its operands waited for, unless it needs that anyway."""
+    """Make readers that are no copies wait for the gradients that their operands waited for, unless they already do."""
     bits: dict[Node, int] = {}
     for number, one in enumerate(barriers):
         if one.gradient is not None:
@@ -198,22 +198,22 @@ def _keep_waiting(graph: Graph, barriers: Sequence[Barrier], readers: Mapping[No
 #     before   x' = x + where(b == b, 0, nan),  b = cast(max(reshape(dy, [-1])[:1]), bool)      the first row of all
 #     after    x' = Identity(x) ^dy                                                             each block its gradient
 #
-# The zero is there so that XLA, which ignores control edges, computes the segment late. It reads the first element of
-# the whole batch, for which neither a micro-batch nor a stage could wait. In graphs of TensorFlow 1, where b == b asks
-# if two objects are one, the condition is a constant, and nothing is waited for. Source: `recompute_grad` of
+# TensorFlow adds the zero for XLA, which ignores control edges. It depends on the first element of the whole batch, for
+# which neither a micro-batch nor a stage can wait. In graphs of TensorFlow 1, b == b compares Python objects, so the
+# condition is a constant and there is no gradient to wait for. Source: `recompute_grad` of
 # tensorflow/python/ops/custom_gradient.py.
 
 FIRST_ELEMENT = ("Cast", "Max", "StridedSlice", "Reshape")
-"""What leads from a gradient to the truth value of its first element, the last op first."""
+"""The ops between a gradient and the truth value of its first element, the last op first."""
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """What stands before a segment that is computed again.
+    """The barrier before a recomputed segment.
 
     Attributes:
         entries: the Identities of its inputs.
-        gradient: what they wait for; None where the graph does not say.
+        gradient: the node for which they wait; None if the graph does not show it.
     """
 
     entries: tuple[Node, ...]
@@ -221,7 +221,7 @@ class Barrier:
 
 
 def wait_by_control_edges(graph: Graph) -> list[Barrier]:
-    """Replace the additions of zero by edges, in place; return what there was."""
+    """Replace the additions of zero by control edges, in place; return the barriers."""
     found = []
     for node in [node for node in graph if node.op == "SelectV2"]:
         if not (_is_constant(node.inputs[1], 0.0) and _is_constant(node.inputs[2], np.nan)):
@@ -241,7 +241,7 @@ def wait_by_control_edges(graph: Graph) -> list[Barrier]:
 
 
 def _awaited(condition: Value) -> Value | None:
-    """Return the gradient whose first element is compared with itself, if that is what a condition does."""
+    """Return the gradient whose first element a condition compares with itself; None for other conditions."""
     equal = condition.node
     if equal.op != "Equal" or equal.inputs[0] is not equal.inputs[1] or equal.inputs[0].dtype != dtypes.BOOL:
         return None
@@ -254,7 +254,7 @@ def _awaited(condition: Value) -> Value | None:
 
 
 def _additions(zero: Value) -> Iterator[tuple[Node, Value]]:
-    """Yield what adds the zero to a number, and to which."""
+    """Yield the additions of the zero to a number, each with the number."""
     for user, index in zero.uses:
         if user.op == "Cast":
             yield from _additions(user.output())

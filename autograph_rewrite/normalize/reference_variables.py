@@ -1,13 +1,13 @@
-"""Convert TensorFlow 1 reference variables to resource variables; every name keeps its meaning.
+"""Convert TensorFlow 1 reference variables to resource variables; all names keep their meaning.
 
     w  = VariableV2           w/handle = VarHandleOp,  w = ReadVariableOp(w/handle)
     w/read = Identity(w)      w/read = ReadVariableOp(w/handle)
     Assign, ApplyAdam(w, ..)  AssignVariableOp, ResourceApplyAdam(w/handle, ..)   under the same name
 
-A reference read through an update (`AssignAdd(...)` as a value) means "the value after it": such an update moves to
-`<name>/update`, and `<name>` reads the variable after it. A reader with control inputs gets a read of its own that
-waits for them, because that is when it would have looked. So does, before, a reader of an alias that runs behind an
-update (`normalize.reference_variables.late_reads`).
+A reference read through an update (`AssignAdd(...)` as a value) is the value after the update: the update moves to
+`<name>/update`, and `<name>` reads the variable after it. A reader with control inputs gets a separate read that waits
+for them, because the reader read the buffer only then. Before the conversion, a reader of an alias that runs after an
+update gets a separate read, too (`read_late`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a reference-typed value stands for: a handle, seen after some updates."""
+    """The meaning of a reference-typed value: a handle, read after some updates."""
 
     variable: Node
     handle: Value
@@ -49,13 +49,13 @@ class _Reference:
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of the variables.
+    """The new names of the variables.
 
     Attributes:
-        handles: new name of the handle, by variable node.
+        handles: name of the handle, by variable node.
         updates: name of the update op, by assignment that was split.
-        aliases: nodes that gave a variable's buffer, by variable node.
-        notes: node, op and text of what is left to chance.
+        aliases: nodes that gave out a variable's buffer, by variable node.
+        notes: node, op and text of races that the original has.
     """
 
     handles: dict[str, str]
@@ -68,11 +68,11 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str]) -> C
     """Convert every reference variable of a graph, in place.
 
     Args:
-        anchored: names of nodes whose output somebody outside reads.
-        step: names of the nodes that a step is run for.
+        anchored: names of nodes whose outputs are fetched.
+        step: names of the targets and outputs of a step.
 
     Raises:
-        GraphError: a reference is used by an op that has no resource form.
+        GraphError: an op that uses a reference has no resource form.
     """
     variables = [node for node in graph if has(node.op, "reference_variables")]
     if not variables:
@@ -107,7 +107,7 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str]) -> C
 
 def _handle(node: Node, taken: set[bytes]) -> Node:
     shared = (node.attr("shared_name", b"") or node.name.encode()).decode()
-    while shared.encode() in taken:  # references and resources have separate name spaces, resources share one
+    while shared.encode() in taken:  # a resource variable may have the name, because references have another namespace
         shared += "_ref"
     taken.add(shared.encode())
     loose = any(use.node.op == "Assign" and not use.node.attr("validate_shape") for use in node.output().uses)
@@ -122,7 +122,7 @@ def _handle(node: Node, taken: set[bytes]) -> Node:
 
 
 def _trace(handles: dict[Node, Node]) -> dict[Value, _Reference]:
-    """Return every reference-typed value that comes from a variable."""
+    """Return every reference-typed value of a variable, with its meaning."""
     found = {node.output(): _Reference(node, handle.output()) for node, handle in handles.items()}
     pending = deque(found)
     while pending:
@@ -149,7 +149,7 @@ def _trace(handles: dict[Node, Node]) -> dict[Value, _Reference]:
 
 
 def resource_form(op: str) -> str | None:
-    """Return the op on a resource handle that does what `op` does on a reference."""
+    """Return the op on a resource handle that corresponds to `op` on a reference; None if there is none."""
     name = _SPECIAL.get(op, f"Resource{op}")
     old, new = find_op(op), find_op(name)
     return name if old is not None and new is not None and len(old.inputs) == len(new.inputs) else None
@@ -160,7 +160,7 @@ def _aliases(node: Node) -> Iterable[Value]:
 
 
 def _update_of(graph: Graph, value: Value, anchored: Collection[str]) -> Node:
-    """Return the node that will be the update: the same, unless somebody reads the variable through it."""
+    """Return the node that becomes the update: a copy if the variable is read through the node, else the node."""
     node = value.node
     is_read = node.name in anchored or any(not is_reference(*use) for use in value.uses)
     if not is_read:
@@ -173,9 +173,9 @@ def _update_of(graph: Graph, value: Value, anchored: Collection[str]) -> Node:
 
 
 def _convert_user(node: Node, references: dict[Value, _Reference], updates: dict[Node, Node]) -> None:
-    """Convert a node that reads references: it takes handles where it took references, else values."""
+    """Convert a node that reads references: handles replace references, and reads replace plain values."""
     if node not in updates.values() and node in updates:
-        return  # split: its copy is converted, this one becomes a read
+        return  # a split update: its copy is converted, and this node becomes a read
     wanted = {i: references[value] for i, value in enumerate(node.inputs) if value in references}
     takes = {i for i in wanted if is_reference(node, i)}
     after = [updates.get(n, n) for i in wanted for n in wanted[i].after]
@@ -209,7 +209,7 @@ def _to_resource_form(node: Node, inputs: list[Value]) -> None:
 
 
 def _read(node: Node, index: int, reference: _Reference, updates: dict[Node, Node]) -> Value:
-    """Return the value that `node` sees: its own read when it waits for something, else the one they share."""
+    """Return the value that `node` reads: a separate read if the node waits for something, else the common one."""
     source = reference.after[-1] if reference.after else reference.variable
     if not node.controls and reference.handle.node.op == "VarHandleOp":
         return source.output()
@@ -230,7 +230,7 @@ def _wait(node: Node, after: Iterable[Node]) -> None:
 
 
 def _read_after(old: Node, update: Node, references: dict[Value, _Reference]) -> None:
-    """Let the name of a split update mean the variable's value after it."""
+    """Make a split update's node read the variable after the update."""
     reference = references[old.output()]
     become(old, "ReadVariableOp", [reference.handle], {"dtype": old.attrs["T"]})
     for control in old.controls:
@@ -238,20 +238,20 @@ def _read_after(old: Node, update: Node, references: dict[Value, _Reference]) ->
     old.add_control(update)
 
 
-# Add a read behind an update for each reader that ran there, so that reads need not alias buffers.
+# Add a read after an update for each reader that ran there, so that reads need not alias buffers.
 #
-#     before   w/read ──► Mul          train ──^──► Mul            Mul sees what train has written
-#     after    w ──► Identity ──► Mul  train ──^──► Identity       so it does, whatever w/read gave before
+#     before   w/read ──► Mul          train ──^──► Mul            Mul reads the value that train has written
+#     after    w ──► Identity ──► Mul  train ──^──► Identity       the same, although w/read no longer aliases w
 #
-# Whether a reader runs behind an update follows from the graph's edges, within an iteration of a loop or from one to
-# the next. Where no edge decides, the original is a race; its usual winner, the early read, is kept, and noted.
+# The graph's edges, within an iteration of a loop or between iterations, show whether a reader runs after an update. If
+# no edge orders them, the original is a race: its usual result, the early read, is kept, and a note is added.
 
 
-_KEPT_READS = 3  # readers that one note names
+_KEPT_READS = 3  # the most readers that a note names
 
 
 def read_late(graph: Graph, aliases: Aliases) -> int:
-    """Give readers behind updates reads of their own, in place; return how many readers there were."""
+    """Give readers that run after updates separate reads, in place; return the number of readers."""
     read = {variable for node, index in aliases.readers for variable in aliases.variables[node.inputs[index]]}
     updates = dict.fromkeys(one for variable, members in aliases.updates.items() if variable in read for one in members)
     marks = {one: 1 << i for i, one in enumerate(updates)}
@@ -266,7 +266,7 @@ def read_late(graph: Graph, aliases: Aliases) -> int:
 
 
 def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[tuple[str, str, str]]:
-    """Return what to say of readers that no edge orders with an update of their step: node, op, text by variable."""
+    """Return a note (node, op, text) on each variable with readers that no edge orders with an update of the step."""
     readers = {one: 1 << i for i, one in enumerate(dict.fromkeys(n for n, _ in aliases.readers if n in step))}
     order = topological_order(graph)
     before_update = marks_before(order, readers)
@@ -291,7 +291,7 @@ def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[tuple[
 
 
 class _Behind:
-    """Which updates run before a node: in its own iteration, and in this or an earlier one."""
+    """Finds the updates that run before a node: in the same iteration, and in the same or an earlier one."""
 
     def __init__(self, graph: Graph, marks: Mapping[Node, int]) -> None:
         self.marks = marks
@@ -314,15 +314,15 @@ class _Behind:
         return self._within[node], self._across[node]
 
     def and_self(self, node: Node) -> tuple[int, int]:
-        """Return the updates before a node and the node itself, if it is one."""
+        """Return the updates before a node, and the node itself if it is an update."""
         own = self.marks.get(node, 0)
         return self._within[node] | own, self._across[node] | own
 
 
 def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[Node, ...]:
-    """Return what a read for a reader has to wait for; nothing where the reader sees what the present read gives."""
+    """Return the nodes that a new read for a reader has to wait for; empty if the present read is right."""
     value = node.inputs[index]
-    if node.op in ("Merge", "Exit"):  # they take what a route of the loop gives them, nothing else
+    if node.op in ("Merge", "Exit"):  # they only pass values on
         return ()
     own = 0
     for variable in aliases.variables[value]:
@@ -340,7 +340,7 @@ def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[N
 
 
 def _reads(aliases: Aliases, value: Value) -> list[Node | Value]:
-    """Return where the buffer is read as things are: by a node, or right behind what gives a reference."""
+    """Return where the buffer is read now: at an Identity, or at a value that gives the reference."""
     if value.dtype > dtypes.REF_OFFSET:
         return [value]
     found: list[Node | Value] = []
@@ -359,7 +359,7 @@ def _reads(aliases: Aliases, value: Value) -> list[Node | Value]:
 
 
 class _Copies:
-    """Copies chains of aliases, each beginning with a read that waits for something."""
+    """Copies chains of aliases, each beginning with a read that waits for some nodes."""
 
     def __init__(self, graph: Graph, aliases: Aliases) -> None:
         self._graph = graph
@@ -367,11 +367,11 @@ class _Copies:
         self._made: dict[tuple[Value, frozenset[Node], tuple[Node, ...]], Value] = {}
 
     def of(self, value: Value, name: str, waits: Iterable[Node], enters: tuple[Node, ...] = ()) -> Value:
-        """Return a value like `value`, read anew behind `waits`.
+        """Return a copy of `value` whose read runs after `waits`.
 
         Args:
             waits: nodes in the reader's loop.
-            enters: what leads from the value's loop into the reader's, outermost first.
+            enters: the Enters from the value's loop into the reader's, outermost first.
         """
         key = value, frozenset(waits), enters
         if key not in self._made:
@@ -390,7 +390,7 @@ class _Copies:
             if given not in self._aliases.variables:
                 inputs.append(self._entered(given, enters))
                 continue
-            branch = (given.node,) if node.op == "Merge" and not enters else ()  # alive in its branch only
+            branch = (given.node,) if node.op == "Merge" and not enters else ()  # the read must be dead with its branch
             inputs.append(self.of(given, name, (*waits, *branch), enters))
         copy_name = f"{name}/{node.name.rpartition('/')[2]}"
         controls, op = () if enters else node.controls, "Switch" if routed else ""
@@ -419,21 +419,22 @@ def _entering(enter: Node) -> dict[str, Any]:
     }
 
 
-# Dereference references that pass through control flow and are not updated behind it.
+# Dereference references that pass through control flow and are not updated after it.
 #
 #     before   RefMerge(Assign(w, a), Assign(w, b)) ──► Mul
 #     after    Merge(Identity(Assign(w, a)), Identity(Assign(w, b))) ──► Mul
 #
-# That is what branches and loops make that return assignments. Only a Switch or an Enter has a form for handles that
-# leads to one variable, so what is updated behind another route stays, and is refused later.
+# Branches and loops that return assignments make these references. A handle may only pass a Switch or an Enter, because
+# after other routes it could be that of several variables. So references that are updated after another route stay, and
+# are refused later.
 
 
 def read_before_routes(graph: Graph) -> None:
-    """Make the references values, in place."""
+    """Replace references that pass joins of control flow by values, in place."""
     routes = [node for node in graph if has(node.op, "reference_routes")]
     if not any(has(node.op, "joins_references") for node in routes):
         return
-    needed: set[Node] = set()  # by an update behind them
+    needed: set[Node] = set()  # an update after them needs the reference
     changed = True
     while changed:
         more = [node for node in routes if node not in needed and _is_needed(node, needed)]
@@ -457,7 +458,7 @@ def read_before_routes(graph: Graph) -> None:
 
 
 def _is_needed(node: Node, needed: set[Node]) -> bool:
-    """Return whether something takes an output of a route as a reference, and is no route that could do without."""
+    """Return whether a reader needs an output of a route as a reference: an update, or a route that is needed."""
     return any(
         use.node in needed or not has(use.node.op, "reference_routes")
         for value in node.outputs
@@ -466,20 +467,20 @@ def _is_needed(node: Node, needed: set[Node]) -> bool:
     )
 
 
-# Alias analysis of TensorFlow 1 graphs: which values are the buffer of a reference variable, and which copies.
+# Alias analysis of TensorFlow 1 graphs: find the values that are the buffer of a reference variable, not copies.
 #
 #     w = VariableV2 ─► w/read = Identity ─► Reshape ─► Switch ─► Merge        all one buffer
 #                                               └─► Mul                         reads it, when it runs
 #
-# Kernels of the ops below hand their input's buffer on (measured on TensorFlow 2.21), so a reader behind an update sees
-# the new value, however early `w/read` ran.
+# Kernels of the ops below pass on their input's buffer (measured on TensorFlow 2.21), so a reader that runs after an
+# update reads the new value, however early `w/read` ran.
 
 
 _SINGLE = {"Pack": ("N", 0), "AddN": ("N", 0), "Split": ("num_split", 1), "SplitV": ("num_split", 0)}
 
 
 def is_reference(node: Node, index: int) -> bool:
-    """Return whether a node takes an input as a legacy reference."""
+    """Return whether a node takes an input as a reference."""
     return node.input_dtypes[index] > dtypes.REF_OFFSET
 
 
@@ -551,7 +552,7 @@ class Aliases:
         return joined != known
 
     def unchanged(self, variable: Node) -> Iterator[Value]:
-        """Yield what holds just the value of a variable: itself, updates of it, and what repeats them."""
+        """Yield the values that equal a variable: the variable, its updates, and ops that only repeat them."""
         stack, seen = [variable.output()], {variable.output()}
         while stack:
             value = stack.pop()

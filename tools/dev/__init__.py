@@ -1,1 +1,1 @@
-"""Scripts for developers: the shipped op registry, docs/ops.md."""
+"""Scripts for developers: shipped registries of ops and kernels, generated documentation."""

@@ -1,6 +1,7 @@
-"""Generate docs/ops.md: every op type that has a rule, and what the rule says, read from the table.
+"""Generate docs/ops.md from the table of rules: every op type that has a rule, with its rule.
 
-Run as `python -m autograph_rewrite.tools.dev.list_ops [PATH]` after changing a rule; a test compares the two.
+Run as `python -m autograph_rewrite.tools.dev.list_ops [PATH]` after changing a rule; a test compares the page with the
+table.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ of replicas.
 
 
 def render() -> str:
-    """Return the page, without the ops that only a graph between two passes has."""
+    """Return the page, without the ops that only exist between two passes."""
     table = {op: rule for op, rule in TABLE.items() if op not in OWN}
     on_blocks = sum(rule.place is not whole for rule in table.values())
     parts = [HEAD.format(total=len(table), placed=on_blocks, whole=len(table) - on_blocks)]
@@ -48,7 +49,7 @@ def render() -> str:
 
 
 def _section(family: str, idea: str, rules: Mapping[str, Rule]) -> Iterable[str]:
-    """Yield the lines of one family: ops that one rule serves share a row."""
+    """Yield the lines of one family; ops with equal descriptions share a row."""
     rows: dict[str, list[str]] = {}
     for op, rule in sorted(rules.items()):
         rows.setdefault(describe(op, rule), []).append(f"`{op}`")
@@ -62,7 +63,7 @@ def _section(family: str, idea: str, rules: Mapping[str, Rule]) -> Iterable[str]
 
 
 def describe(op: str, rule: Rule) -> str:
-    """Return what a rule says in one line."""
+    """Return the description of a rule in one line."""
     text = _said(rule)
     if rule.pinned:
         text += " *once*"
@@ -84,7 +85,7 @@ def _said(rule: Rule) -> str:
 
 
 def spell(signature: Signature) -> str:
-    """Return a signature as it is written in the page."""
+    """Return the text of a signature."""
     text = f"{_terms(signature.inputs)} -> {_terms(signature.outputs)}"
     return f"{text} (partial over {','.join(sorted(signature.summed))})" if signature.summed else text
 

@@ -1,7 +1,7 @@
-"""Regenerate the shipped registry of GPU kernels from the GPU build of TensorFlow, which needs no GPU for it.
+"""Regenerate the shipped registry of GPU kernels from the GPU build of TensorFlow; no GPU is needed.
 
 Run as `python -m autograph_rewrite.tools.dev.make_kernels` after an upgrade, in an environment that has `tensorflow`
-(not `tensorflow-cpu`, which registers hardly any GPU kernel). Kernels that differ in types alone share a row:
+(not `tensorflow-cpu`, which registers hardly any GPU kernel). Kernels that differ only in types share a row:
 
     AddV2   GPU   T=float32,float16,int64               -
     AddV2   GPU   T=int32                               x,y,z        operands and results in host memory
@@ -18,9 +18,9 @@ from autograph_rewrite import tf_private
 from autograph_rewrite.ir.types import dtypes
 
 KINDS = ("GPU", "DEFAULT")
-"""What a GPU device may run: its own kernels, and those for any device that has none of its own."""
+"""Device types of kernels that a GPU may run: GPU kernels, and those for any device without a kernel for its type."""
 FEWEST = 2_000
-"""Of GPU kernels: the CPU build has some hundred."""
+"""The least number of GPU kernels in the GPU build; the CPU build has a few hundred."""
 
 Types = frozenset[str]
 Constraints = tuple[tuple[str, Types], ...]
@@ -55,7 +55,7 @@ def rows(kernels: Iterable[Any], name_of: Mapping[int, str]) -> list[str]:
 
 
 def _values(allowed: Any, name_of: Mapping[int, str]) -> Iterator[str]:
-    """Yield the values that a constraint allows: types mostly, sometimes texts, numbers or truth values."""
+    """Yield the values that a constraint allows: mostly types, sometimes texts, numbers or booleans."""
     yield from (name_of[number] for number in allowed.type)
     yield from (text.decode() for text in allowed.s)
     yield from (str(number) for number in allowed.i)
@@ -63,7 +63,7 @@ def _values(allowed: Any, name_of: Mapping[int, str]) -> Iterator[str]:
 
 
 def _joined(found: set[Constraints]) -> Iterator[Constraints]:
-    """Yield fewer constraints that allow the same: two that differ in one attribute's types become one."""
+    """Merge constraints that differ only in the values of one attribute."""
     left = found
     for attr in sorted({name for constraints in found for name, _ in constraints}):
         groups: dict[Constraints, set[str]] = {}
@@ -82,7 +82,7 @@ def _said(constraints: Constraints) -> str:
 
 
 def main() -> None:
-    """Write the file beside `ir/types/kernels.py`."""
+    """Write the file next to `ir/types/kernels.py`."""
     import tensorflow as tf
     from tensorflow.core.framework import types_pb2
 

@@ -1,7 +1,7 @@
 """Regenerate the shipped descriptor sets, and the op registry from the installed TensorFlow.
 
-Run as `python -m autograph_rewrite.tools.dev.make_protos` after a TensorFlow upgrade. Shipping both lets every verb
-that only reads protos work without importing TensorFlow, which takes seconds.
+Run as `python -m autograph_rewrite.tools.dev.make_protos` after a TensorFlow upgrade. With both, verbs that only read
+protos need not import TensorFlow, which takes seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograph_rewrite import tf_private
 
 
 def _closure(files: list[FileDescriptor]) -> list[FileDescriptor]:
-    """Return `files` and everything that they import, dependencies first."""
+    """Return `files` and all files that they import, dependencies first."""
     ordered: dict[str, FileDescriptor] = {}
 
     def visit(file: FileDescriptor) -> None:
@@ -72,7 +72,7 @@ def plan_descriptor(root: Path) -> bytes:
 
 
 def main() -> None:
-    """Write all files to where they are shipped."""
+    """Write all files to their places in the package."""
     package = Path(autograph_rewrite.__file__).parent
     (package / "plan" / "plan.binpb").write_bytes(plan_descriptor(package.parent))
     types = package / "ir" / "types"

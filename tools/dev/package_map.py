@@ -20,7 +20,7 @@ def packages() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """Return what the map calls a sub-package or module: its path below the package."""
+    """Return the name of a sub-package or module in the map: its path below the package."""
     path = path.parent if path.name == "__init__.py" else path
     parts = path.relative_to(ROOT).parts
     return "/".join(parts[1:] if parts[0] == "autograph_rewrite" else parts)
@@ -33,7 +33,7 @@ def package_map() -> str:
 
 
 def with_map(page: str) -> str:
-    """Return the page with the table of today between its marks."""
+    """Return the page with the current table between its marks."""
     return _MAP.sub(lambda match: match[1] + package_map() + match[2], page)
 
 

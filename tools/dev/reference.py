@@ -1,8 +1,8 @@
-"""The generated reference pages of docs/ by file name: strategies, verbs, settings, presets, limits, messages, API.
+"""Generate the reference pages of docs/: strategies, verbs, settings, presets, passes, messages, versions, API.
 
     python -m autograph_rewrite.tools.dev.reference [verbs.md]      prints a page, or the names of all
 
-They are made whenever the site is built, so there is nothing that could be out of date.
+They are generated whenever the site is built, so they are never out of date.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
     }
 
 
-# The public names, each as a directive by which mkdocstrings puts its signature and docstring on the page.
+# The public names, each as a directive from which mkdocstrings makes its signature and docstring.
 
 
 HEAD = """\
@@ -66,7 +66,7 @@ def _where(name: str) -> str:
     return _ERRORS if module is None else f"{autograph_rewrite.__name__}.{module}"
 
 
-# The settings of a configuration, the shipped presets, and what cannot be combined, read from models and checks.
+# The settings of a configuration, the shipped presets, and impossible combinations, read from models and checks.
 
 
 SETTINGS_HEAD = """\
@@ -115,7 +115,7 @@ def presets_page() -> str:
 
 
 def _limits() -> str:
-    """Return the section on what cannot be combined."""
+    """Return the section on impossible combinations."""
     refused = [
         template(part) for node in ast.walk(ast.parse(inspect.getsource(cross_field_checks))) for part in _said(node)
     ]
@@ -130,7 +130,7 @@ def _limits() -> str:
 
 
 def _said(node: ast.AST) -> list[ast.expr]:
-    """Return the words of a refusal: the second of what `yield` gives."""
+    """Return the message of a refusal, the second element of a yielded tuple, in a list."""
     return node.value.elts[1:] if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) else []
 
 
@@ -141,7 +141,7 @@ def _section(name: str, idea: str, schema: Mapping[str, Any]) -> str:
 
 
 def _values(schema: Mapping[str, Any]) -> str:
-    """Return what a field takes, in words: `one of` for names, a link for another section."""
+    """Return the allowed values of a field, as text; a link for another section."""
     match schema:
         case {"enum": names}:
             return ", ".join(f"`{one}`" for one in names)
@@ -214,7 +214,7 @@ def _constraints() -> Mapping[str, list[str]]:
 
 
 def _requirements() -> dict[str, str]:
-    """Return what setup.py asks for: Python, TensorFlow, and what is installed with the package."""
+    """Return the requirements in setup.py: Python, TensorFlow, and the package's dependencies."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node.func) == "setup")
     keywords = {one.arg: one.value for one in call.keywords}
@@ -228,7 +228,7 @@ def _requirements() -> dict[str, str]:
     return wanted
 
 
-# Every error message of the package, with `...` for what is filled in, read from the places that raise them.
+# Every error message of the package, with `...` for filled-in parts, read from the source.
 
 
 MESSAGES_HEAD = """\
@@ -241,7 +241,7 @@ words of yours. [Troubleshooting](../troubleshooting.md) explains the common one
 
 
 class Message(NamedTuple):
-    """An error: its class, its words, what to do, and the module that raises it."""
+    """An error: its class, message, hint, and the module that raises it."""
 
     kind: str
     text: str
@@ -250,7 +250,7 @@ class Message(NamedTuple):
 
 
 def messages() -> Iterator[Message]:
-    """Yield every error whose words stand in the call that makes it."""
+    """Yield every error whose message is a literal in the call of its class."""
     kinds = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)}
     for module, tree in modules():
         for node in ast.walk(tree):
@@ -288,7 +288,7 @@ def _called(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
-# The passes in their order, each with the sentence by which it introduces itself.
+# The passes in their order, each with its first sentence.
 
 
 PASSES_HEAD = """\
@@ -307,7 +307,7 @@ def passes_page() -> str:
     return PASSES_HEAD + table(("pass", "what it does"), *((f"`{one.name}`", one.summary) for one in PIPELINE))
 
 
-# The strategy builders of the registry, with what each does in a sentence and the presets that use it.
+# The strategy builders of the registry, each with its first sentence and the presets that use it.
 
 
 STRATEGIES_HEAD = """\
@@ -345,7 +345,7 @@ def strategies_page() -> str:
 
 
 def sentences() -> dict[str, str]:
-    """Return what each builder does, as the docstring of its class says it."""
+    """Return the first paragraph of each builder's docstring, by class name."""
     found: dict[str, str] = {}
     for module in ("__init__.py", "auto.py"):
         tree = ast.parse((ROOT / "strategies" / module).read_text(encoding="utf-8"))
@@ -383,7 +383,7 @@ def _verb(verb: str) -> str:
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    """Return an option, as it is typed, and what it does."""
+    """Return an option, as it is typed, and its help."""
     value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
     if isinstance(value, tuple):
         value = " ".join(value)
@@ -399,7 +399,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# What the pages are made from: the sources of the package as syntax trees, and cells of Markdown tables.
+# Helpers for the pages: the sources of the package as syntax trees, and Markdown tables.
 
 
 ROOT = Path(__file__).parents[2]
@@ -414,7 +414,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def template(node: ast.expr) -> str | None:
-    """Return a text as the source has it, with `...` for what is filled in; None: no text stands there."""
+    """Return a text literal with `...` for filled-in parts; None if the node is no text literal."""
     match node:
         case ast.Constant(value=str(text)):
             return text

@@ -1,7 +1,7 @@
-"""The documentation site as mkdocs builds it: generated pages, pages from outside of docs/, and a check of the result.
+"""Hook into mkdocs: add generated pages and pages from outside of docs/, and check the built site.
 
-`mkdocs.yml` names this file among its hooks. Links in docs/ are those of the repository, so that pages can be read
-there as well; what they say of files outside of docs/ is turned into links of the site here.
+`mkdocs.yml` lists this file among its hooks. Links in docs/ are those of the repository, so that pages can also be read
+there; links to files outside of docs/ are turned into links of the site here.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ PROJECT = {
 }
 BESIDE = ("configs/*.yaml", "examples/*.py", "examples/*.sh", "examples/*/*.yaml")
 WEIGHTS = {"Home": 3.0, "Use": 3.0, "In detail": 2.0, "Reference": 1.0, "Internals": 0.5}
-"""What a hit of the search counts for, by the section of its page: guides come before tables."""
+"""Weights of search hits by the section of their page; guides rank above tables."""
 LISTS = ("corpus", "ops", "zoo", "changelog", "messages", "readme")
-"""Pages of the reference that name everything, so that they would be found before the page that explains it."""
+"""Pages of the reference that list every name, and so would rank above the pages that explain the name."""
 _LINK = re.compile(r"(\]\()([^)\s#]+)")
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 _FENCE = re.compile(r"^(\s*```)(\w+) [^\n`]+$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """Take the navigation from the front page: its headings are the sections, the links of its tables the pages."""
+    """Set the navigation from the front page: its headings are the sections, the links of its tables the pages."""
     config.nav = navigation((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
     return config
 
 
 def navigation(front: str) -> list[dict[str, Any]]:
-    """Return the navigation that a front page describes, as mkdocs wants it."""
+    """Return the navigation of a front page, in the format of mkdocs."""
     nav: list[dict[str, Any]] = [{"Home": "README.md"}]
     for section in front.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
@@ -52,7 +52,7 @@ def navigation(front: str) -> list[dict[str, Any]]:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the generated pages, and what lies outside of docs/ and is linked from there."""
+    """Add the generated pages, and the linked files outside of docs/."""
     from mkdocs.structure.files import File
 
     for name, text in pages().items():
@@ -63,13 +63,13 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def site_paths() -> dict[str, str]:
-    """Return where the site has each file that lies outside of docs/."""
+    """Return the path in the site of each file outside of docs/."""
     beside = (str(path.relative_to(ROOT)) for pattern in BESIDE for path in ROOT.glob(pattern))
     return {**PROJECT, **{path: path for path in beside}}
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links of the site, drop what fences say to tests, weigh the page."""
+    """Turn links to files of the repository into links of the site, drop options of fences, set the search weight."""
     outside = site_paths()
     origin = {target: path for path, target in PROJECT.items()}
     uri = page.file.src_uri
@@ -96,13 +96,13 @@ def sections() -> dict[str, str]:
 
 
 def weight(uri: str) -> float:
-    """Return what a hit on a page counts for in the search."""
+    """Return the weight of a page in the search."""
     listing = any(name in uri for name in LISTS)
     return 0.1 if listing else WEIGHTS[sections().get(uri, "Internals")]
 
 
 def on_post_build(*, config: Any) -> None:
-    """Check what was built: every link leads somewhere, and no page loads anything from elsewhere."""
+    """Check the built site: every link has a target, and no page loads anything from other hosts."""
     from mkdocs.exceptions import PluginError
 
     problems = site_problems(Path(config.site_dir))
@@ -111,7 +111,7 @@ def on_post_build(*, config: Any) -> None:
 
 
 class _Links(HTMLParser):
-    """What a page links to, what it loads, and the names of its own places."""
+    """The links of a page, the files that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what one tag says."""
+        """Record the links, files and anchors of a tag."""
         said = {key: value for key, value in attrs if value}
         self.ids |= {said[key] for key in ("id", "name") if key in said}
         if tag == "a" and "href" in said:
@@ -133,11 +133,11 @@ class _Links(HTMLParser):
 
 
 def site_problems(site: Path) -> list[str]:
-    """Return the broken links of a built site, and what its pages load from other hosts."""
+    """Return the broken links of a built site, and the files that its pages load from other hosts."""
     found = {path.resolve(): _Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     problems = []
     for path, page in sorted(found.items()):
-        if path.name == "404.html":  # its links count from the root of a server
+        if path.name == "404.html":  # its links are relative to the root of the server
             continue
         name = path.relative_to(site.resolve())
         problems += [f"{name} loads {url}" for url in sorted(page.loads) if urlsplit(url).netloc]

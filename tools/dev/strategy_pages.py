@@ -1,4 +1,4 @@
-"""Put what was measured of each strategy on its page, and draw where it keeps variables: tables and pictures.
+"""Write the measurements of each strategy into its page, and draw where it keeps variables.
 
 python -m benchmarks strategies                        measures, and writes docs/strategy/measured.json
 python -m autograph_rewrite.tools.dev.strategy_pages   writes its tables into the pages, and a picture for each preset
@@ -21,13 +21,13 @@ _BAR, _LEFT, _TOP = 160, 150, 34
 
 
 def measured() -> Mapping[str, Any]:
-    """Return what was measured."""
+    """Return the measurements."""
     found: Mapping[str, Any] = json.loads((FOLDER / "measured.json").read_text(encoding="utf-8"))
     return found
 
 
 def with_tables(page: str, found: Mapping[str, Any]) -> str:
-    """Return a page with the tables that its marks ask for."""
+    """Return a page with the tables of its marks."""
     presets = found["presets"]
 
     def filled(match: re.Match[str]) -> str:
@@ -53,7 +53,7 @@ def _row(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def picture(name: str, one: Mapping[str, Any]) -> str:
-    """Return a picture of which share of each variable the two devices hold, as SVG."""
+    """Return a picture of the share of each variable that each of the two devices holds, as SVG."""
     variables = one["variables"]
     width, height = _LEFT + 2 * (_BAR + 30) + 10, _TOP + 30 * len(variables) + 10
     lines = [

@@ -1,1 +1,1 @@
-"""Launch the processes of a job on this machine: start, watch, restart, end them together."""
+"""The launcher of a job's processes on this machine: it starts, watches, restarts and ends them together."""

@@ -1,4 +1,4 @@
-"""The options of elastic jobs; those that say how hosts meet have torchrun's names."""
+"""Declare and check the options of elastic jobs; those for the meeting of hosts have torchrun's names."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
-    """Refuse options that do not fit each other.
+    """Refuse options that contradict each other or the configuration.
 
     Raises:
-        ConfigError: the configuration, or another option, says how many workers there are, or one is missing.
+        ConfigError: the number of workers is set elsewhere, or an option is missing or has no use.
     """
     if config is not None and config.cluster is not None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def seconds(text: str) -> float:
     """Read a number of seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is no positive, finite number.
     """
     try:
         found = float(text)

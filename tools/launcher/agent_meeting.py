@@ -1,11 +1,11 @@
-"""The agents of a job on several hosts: one leads, the others follow it; when it is lost, the next in order leads.
+"""Run the agents of a job on several hosts: one leads, the others follow; if it is lost, the next in order leads.
 
     seek ──welcomed──► follow ──leader lost──► seek        calls those before it in the last view, then the endpoints
-      └──nobody before it──► lead ──another leads──► seek  forms generations with all that have come, see `lead`
+      └──nobody before it──► lead ──another leads──► seek  forms generations with all that follow it, see `Lead`
 
-Each gives the one it follows, or all that follow it, a sign of life at every heartbeat; who is silent for three of them
-is lost, and so is a connection that breaks. The network is looked after in the launcher's only thread, between its
-looks at the workers.
+Each agent sends a heartbeat twice per interval to the agent that it follows, or to all that follow it. An agent that is
+silent for three intervals is lost, as is one whose connection breaks. The launcher has only one thread, which handles
+messages between its checks of the workers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autograph_rewrite.tools.launcher import agent_peers, agent_view
 
 _TICK = 0.01
 _SOON = 0.3
-"""Seconds in which a host refuses a connection."""
+"""Seconds after which a connection that a host has not refused is given up."""
 _QUIET, _REMINDED = 5.0, 30.0
-"""Seconds of a meeting until it says what it waits for, and between two times that it says so."""
+"""Seconds until a meeting reports what it waits for, and between two reports."""
 
 
 class AgentMeeting:
-    """One agent among others; `say` takes what a person who waits wants to know."""
+    """One agent among others; `say` prints messages for a person who waits."""
 
     def __init__(self, state: AgentState, say: Callable[[str], None] = lambda words: None) -> None:
         self._state, self._lead, self._say = state, Lead(state), say
@@ -47,11 +47,11 @@ class AgentMeeting:
         self._spawn(self._look_around())
 
     def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
-        """Form the next generation with the others; None: there is none.
+        """Form the next generation with the other agents; return this host's part, None if the job is over.
 
         Args:
-            report: how this host's part of the last one ended; None: there was none.
-            impatient: whether to give up.
+            report: how this host's part of the last generation ended; None: there was none.
+            impatient: called repeatedly; returns whether to give up.
         """
         state = self._state
         if report is not None:
@@ -87,7 +87,7 @@ class AgentMeeting:
         return None
 
     def look(self, memory: JobMemory) -> str | None:
-        """While a generation runs: hear of the others, copy snapshots; return why it is to end, if it is."""
+        """Handle messages and copy snapshots while a generation runs; return why it must end, None if it need not."""
         state = self._state
         self._loop.run_until_complete(asyncio.sleep(_TICK if state.copying else 0))
         self._note_snapshots(memory)
@@ -105,7 +105,7 @@ class AgentMeeting:
         return None
 
     def request(self) -> None:
-        """Ask for as many workers as there may be."""
+        """Ask for the largest number of workers."""
         state = self._state
         if state.leads:
             state.ask_for_more()
@@ -113,7 +113,7 @@ class AgentMeeting:
             state.leader.post("request")
 
     def leave(self) -> None:
-        """Say goodbye, and close all connections."""
+        """Tell the others that this agent leaves, and close all connections."""
         state = self._state
         kind = "leave" if state.over is None else "beat"
         wires = state.wires
@@ -123,7 +123,7 @@ class AgentMeeting:
         with suppress(*agent_peers.BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
         state.door.close()
-        while pending := asyncio.all_tasks(self._loop):  # an answer may begin another
+        while pending := asyncio.all_tasks(self._loop):  # a task may start another while it is cancelled
             for task in pending:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
@@ -139,7 +139,7 @@ class AgentMeeting:
         task.add_done_callback(self._tasks.discard)
 
     async def _beat(self) -> None:
-        """Give signs of life, and miss those of others."""
+        """Send heartbeats, and drop agents that send none."""
         state = self._state
         while True:
             for wire in state.wires:
@@ -150,7 +150,7 @@ class AgentMeeting:
     # ---------------------------------------------------------------------------------------------------- following
 
     async def _seek(self) -> None:
-        """Find who leads, or lead."""
+        """Find the leader, or become it."""
         state = self._state
         state.lets_join = False
         state.door.forget_names()
@@ -172,7 +172,7 @@ class AgentMeeting:
         """Call another agent, and follow it if it leads."""
         state = self._state
         answer = first = await state.door.call(address, "hello", **state.hello())
-        for _ in range(3):  # it may know who leads
+        for _ in range(3):  # an agent that does not lead may name the leader
             state.note_answer(address, answer)
             if answer.kind == "anew":
                 state.become_new()
@@ -193,7 +193,7 @@ class AgentMeeting:
         return first
 
     async def _hear_leader(self, wire: agent_peers.Wire) -> None:
-        """Take what the leader says until the connection ends."""
+        """Handle the leader's messages until the connection ends."""
         state = self._state
         with suppress(*agent_peers.BROKEN):
             while wire is state.leader:
@@ -228,7 +228,7 @@ class AgentMeeting:
             state.lose_leader(f"host {state.leader_at} has left")
 
     async def _follow(self, leader: agent_peers.Wire) -> agent_view.Part | None:
-        """Wait for the next generation; None if the leader is lost, or it is over."""
+        """Wait for the next generation; None if the leader is lost, or the job is over."""
         state = self._state
         report = None if state.report is None else asdict(state.report)
         have = state.snapshots.versions
@@ -247,14 +247,14 @@ class AgentMeeting:
                     state.why = str(said["why"])
                     return state.commit(view, tuple(said["addresses"]))
             if state.prepare is not None and ports and state.prepare[0] is not state.views[-1]:
-                ports = []  # another one: somebody was lost meanwhile
+                ports = []  # the leader prepares another generation, because an agent was lost meanwhile
             await asyncio.sleep(_TICK)
         return None
 
     # ------------------------------------------------------------------------------------------------------ leading
 
     async def _answer(self, wire: agent_peers.Wire, message: agent_peers.Message) -> None:
-        """Answer who calls; stay with who follows."""
+        """Answer a caller; handle its messages if it follows this agent."""
         state = self._state
         if message["type"] == "knock":
             wire.post("see", agent=state.own.agent, leader=state.leader_address)
@@ -304,7 +304,7 @@ class AgentMeeting:
             state.lose(peer.seat.agent, "has left")
 
     async def _look_around(self) -> None:
-        """While this one leads: look whether somebody else does, and tell those who do not know."""
+        """While this agent leads: find other leaders, and tell absent agents that it leads."""
         state = self._state
         while True:
             await asyncio.sleep(2 * state.heartbeat)
@@ -315,7 +315,7 @@ class AgentMeeting:
                     break
 
     async def _verify(self) -> None:
-        """Ask at once, while it proves something, whether those who are missing have ended."""
+        """Ask at once whether missing agents have ended, because an answer proves that only soon after the loss."""
         missing = self._state.absent() if self._state.leads or self._state.leader is None else []
         await asyncio.gather(*(asyncio.wait_for(self._knock(a), _SOON) for a in missing), return_exceptions=True)
 
@@ -327,7 +327,7 @@ class AgentMeeting:
     # ---------------------------------------------------------------------------------------------------- snapshots
 
     def _snapshot(self, message: agent_peers.Message, data: bytes, wire: agent_peers.Wire) -> None:
-        """Take a piece of a snapshot, or word that one has come, or is wanted."""
+        """Handle a piece of a snapshot, the receipt of one, or a request for one."""
         state, kind, name = self._state, message["type"], str(message["name"])
         if kind == "piece" and state.snapshots.take(message, data):
             wire.post("kept", name=name, version=message["version"])
@@ -337,7 +337,7 @@ class AgentMeeting:
             state.copied[name] = tuple(message["version"])
 
     def _note_snapshots(self, memory: JobMemory | None) -> None:
-        """Copy what worker 0 has kept, if it is here, to a second host."""
+        """Copy the snapshots of worker 0, if it runs on this host, to a second host."""
         state = self._state
         if 0 not in state.current.ranks(state.own.agent):
             return
@@ -353,24 +353,24 @@ class AgentMeeting:
                     memory.note_copied(name, written)
 
 
-# Lead a job: end a generation everywhere, see who is left, prepare the next one, begin it.
+# Lead a job: end a generation on all hosts, find who is left, prepare the next generation, begin it.
 #
 #     stop ──► all have told how their parts ended ──► enough are here to decide ──► newest snapshots fetched
 #                                                                                         │
 #     begin ◄── all have ports, and the snapshots ◄── prepare: view, snapshots, seed ◄────┘
 #
-# Whoever is lost on the way is left out of the next try. A view counts once all its hosts are prepared; who has
-# prepared one tells of it, so that nobody forms another without a majority of that one, too.
+# A host that is lost on the way is left out of the next try. A view counts once all its hosts are prepared. A host that
+# has prepared a view reports it, so that nobody forms another one without a majority of that view, too.
 
 
 class Lead:
-    """What an agent does while it leads."""
+    """The leader's part of forming a generation."""
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
 
     async def form(self) -> agent_view.Part | None:
-        """Form the next generation; None: this agent does not lead any more, or it is over."""
+        """Form the next generation; None: this agent no longer leads, or the job is over."""
         state, stopped = self._state, set[str]()
         while state.leads and state.over is None:
             is_trouble = self._is_trouble()
@@ -411,12 +411,12 @@ class Lead:
         return f"{self._losses().words or 'hosts are lost'}: too few workers are left"
 
     def _members(self) -> list[agent_peers.Peer | None]:
-        """Return the peers of the last generation; None for each that is missing."""
+        """Return the peers of the last generation, None for each missing one."""
         state = self._state
         return [state.peers.get(agent) for agent in state.current.agents if agent != state.own.agent]
 
     def _is_trouble(self) -> bool:
-        """Whether the generation cannot end well any more, or there was none."""
+        """Return whether the generation can no longer end well, or there was none."""
         state = self._state
         if state.report is None or not state.report.ended_well:
             return True
@@ -429,7 +429,7 @@ class Lead:
         return all(peer.is_idle for peer in self._state.peers.values())
 
     def _known(self) -> list[agent_view.GenerationHosts]:
-        """Return the last generation that began, as far as those who are here know, and what was prepared since."""
+        """Return the last generation known to have begun, and the views that were prepared since."""
         state = self._state
         theirs = [peer.views[0] for peer in state.peers.values() if peer.views]
         begun = max([state.current, *theirs], key=lambda view: view.generation)
@@ -443,7 +443,7 @@ class Lead:
         return [*own, *found]
 
     def _losses(self) -> agent_view.Losses:
-        """Return who is lost, besides hosts; where one of these is lost, its workers are what others failed for."""
+        """Return the lost processes; a lost host explains the failures of others, unless one of them was killed."""
         state, view = self._state, self._known()[0]
         reports = self._reports(view.generation)
         found = agent_view.losses(reports)
@@ -455,7 +455,7 @@ class Lead:
         return replace(found if was_killed else agent_view.Losses(), words=words)
 
     def _next(self) -> agent_view.GenerationHosts | None:
-        """Return the next view, once it can be told; None: not yet."""
+        """Return the next view; None if it cannot be decided yet."""
         state = self._state
         base, *prepared = self._known()
         known = {seat.agent: seat for seat in base.seats}
@@ -473,14 +473,14 @@ class Lead:
         view = agent_view.following(base, self._losses(), has_stepped, seats, state.bounds)
         if view is None:
             if base.generation and all(agent in state.present for agent in known):
-                self._end(f"{self._losses().words}: too few workers are left")  # nobody is to be waited for
+                self._end(f"{self._losses().words}: too few workers are left")  # no missing host could come back
             return None
         state.why = self._losses().words
         newest = max(view.generation for view in (base, *prepared))
         return replace(view, generation=newest + 1)
 
     async def _prepared(self, view: agent_view.GenerationHosts) -> agent_view.Part | None:
-        """Prepare and begin a generation; None if somebody is lost meanwhile."""
+        """Prepare and begin a generation; None if a host is lost meanwhile."""
         state = self._state
         state.views = (*state.views, view)
         if not await self._fetched(view):
@@ -517,7 +517,7 @@ class Lead:
         return state.commit(view, tuple(everybody))
 
     async def _fetched(self, view: agent_view.GenerationHosts) -> bool:
-        """Fetch the newest snapshots that somebody has; tell whether all are still here."""
+        """Fetch the newest snapshots of all hosts; return whether all hosts of a view are still here."""
         state = self._state
         newest: dict[str, agent_peers.Version] = dict(state.snapshots.versions)
         for peer in state.peers.values():
@@ -536,27 +536,27 @@ class Lead:
 
 
 def _place(view: agent_view.GenerationHosts, seat: agent_view.Seat) -> int:
-    """Return the place of a host in a view; new ones come last."""
+    """Return the place of a host in a view; new hosts are last."""
     return view.agents.index(seat.agent) if seat.agent in view.agents else len(view.seats)
 
 
-# What an agent knows of its job, and what follows from that; nothing here waits.
+# The state of an agent, and decisions that follow from it; nothing here waits.
 #
-#     views     the last generation that began, and those that were prepared since: any of them may be what others have
-#     peers     who follows this agent, if it leads
-#     ended     agents whose processes are known to have ended; the others that are missing are only silent
+#     views     the last generation that began, and those prepared since, any of which other agents may have begun
+#     peers     the agents that follow this one, if it leads
+#     ended     agents whose processes are known to have ended; other missing agents are only silent
 #
-# The names of agents are made at random, so who was expelled comes back as somebody else.
+# The names of agents are random, so an agent that was expelled comes back under another name.
 
 LOST = 3
-"""After how many heartbeats without a sign of life a host is lost; its workers end by themselves by then."""
+"""Heartbeat intervals without a message after which a host is lost; its workers end by themselves by then."""
 SETTLE = 2.0
-"""For how many heartbeats to wait for those who are only silent: their workers have ended by then."""
+"""Heartbeat intervals to wait for silent hosts, after which their workers have ended."""
 _TRUST = 1.5
-"""For how many heartbeats after the last news of an agent a refused connection proves that it has ended, and has formed
-no generation without this host before, for which it would have had to wait for `SETTLE`."""
+"""Heartbeat intervals after the last news of an agent in which a refused connection proves two things: the agent has
+ended, and it has not formed a generation without this host, because it would have waited `SETTLE` intervals first."""
 _CALL = 1.5
-"""How many heartbeats an answer may take."""
+"""Heartbeat intervals that an answer may take."""
 
 
 @dataclass(frozen=True)
@@ -564,23 +564,23 @@ class Way:
     """How the hosts of a job meet."""
 
     endpoints: tuple[str, ...]
-    """Where somebody who leads may be found; the first one begins."""
+    """Where a leader may be found; the agent at the first one leads at the beginning."""
     token: bytes
     address: str | None = None
-    """Where this host is reached; None: as it reaches the first endpoint."""
+    """Where other hosts reach this one; None: the address from which it reaches the first endpoint."""
     wait: float = 10.0
-    """Seconds for all workers, once enough are there."""
+    """Seconds to wait for all workers, once enough are there."""
     patience: float = 300.0
-    """Seconds for enough hosts."""
+    """Seconds to wait for enough hosts."""
 
     @property
     def limit(self) -> str:
-        """The patience, and the option that says it."""
+        """The patience as text, with its option."""
         return f"{self.patience:g} s (--rdzv-timeout)"
 
 
 class AgentState:
-    """What an agent knows.
+    """The state of an agent.
 
     Args:
         own: its seat, without an address yet.
@@ -615,7 +615,7 @@ class AgentState:
         self.spawn: Callable[[Coroutine[Any, Any, None]], None]
 
     async def open(self, answer: Callable[[agent_peers.Wire, agent_peers.Message], Coroutine[Any, Any, None]]) -> None:
-        """Listen: at the first endpoint that is here, else at any port; who calls is given to `answer`."""
+        """Listen at the first endpoint on this host, else at any port; `answer` gets each connection."""
         host = self.way.address or agent_peers.own_address(self.endpoints[0])
         here = [endpoint for endpoint in self.endpoints if agent_peers.is_at(endpoint, host)]
         self.door = agent_peers.Door(self.way.token, _CALL * self.heartbeat, answer)
@@ -631,33 +631,33 @@ class AgentState:
 
     @property
     def is_member(self) -> bool:
-        """Whether this agent takes part in a generation."""
+        """Whether this agent belongs to a generation."""
         return bool(self.views)
 
     @property
     def present(self) -> set[str]:
-        """The agents that reach each other, if this one leads."""
+        """This agent and those that follow it."""
         return {self.own.agent, *self.peers}
 
     @property
     def wires(self) -> list[agent_peers.Wire]:
-        """The ways to all agents that this one follows or leads."""
+        """The connections to the leader and to all followers."""
         followers = [peer.wire for peer in self.peers.values()]
         return [self.leader, *followers] if self.leader is not None else followers
 
     @property
     def leader_address(self) -> str:
-        """Where who leads listens."""
+        """The address of the leader; empty if there is none."""
         if self.leads:
             return self.own.address
         return self.leader_at if self.leader is not None else ""
 
     def is_patient(self) -> bool:
-        """Whether it is too early to give up."""
+        """Return whether it is too early to give up."""
         return time.monotonic() - self.trouble_since < self.way.patience
 
     def waits_for(self) -> str:
-        """Return what the next generation waits for."""
+        """Return a text on what the next generation waits for."""
         limit = self.way.limit
         if self.leads:
             here = sum(seat.places for seat in (self.own, *(peer.seat for peer in self.peers.values())))
@@ -668,7 +668,7 @@ class AgentState:
         return f"nobody who leads answers at {', '.join(self.endpoints)} yet; gives up after {limit}"
 
     def unanswered(self) -> str:
-        """Return why this agent gives up: nobody who leads answers."""
+        """Return the reason why this agent gives up: no leader answers."""
         places = f"nobody who leads answers at {', '.join(self.endpoints)}"
         limit = self.way.limit
         if not self.is_member:
@@ -679,12 +679,12 @@ class AgentState:
     # ------------------------------------------------------------------------------------------------ who is reached
 
     def hello(self) -> dict[str, Any]:
-        """What to say to somebody who may lead."""
+        """Return the content of a `hello` to a possible leader."""
         views = [view.data() for view in self.views]
         return {"seat": vars(self.own), "views": views, "have": self.snapshots.versions}
 
     def before_me(self) -> list[str]:
-        """Return the addresses at which somebody may lead already."""
+        """Return the addresses of agents that may lead in place of this one."""
         hint, self._hint = self._hint, ""
         known = [hint] if hint else []
         if self.is_member:
@@ -693,15 +693,16 @@ class AgentState:
         return known + [endpoint for endpoint in self.endpoints if endpoint != self.own.address and not self.is_founder]
 
     def absent(self) -> list[str]:
-        """Return the addresses at which others may be, who do not follow this agent."""
+        """Return the addresses of agents that may exist and do not follow this one."""
         seats = [seat for view in self.views for seat in view.seats]
         here = {peer.seat.address for peer in self.peers.values()} | {self.own.address}
         return [a for a in dict.fromkeys([*(seat.address for seat in seats), *self.endpoints]) if a not in here]
 
     def note_answer(self, address: str, answer: agent_peers.CallAnswer) -> None:
-        """Note what an answer says of an agent that was there: where another one answers, or none, it has ended.
+        """Record that the agent at an address has ended, if another agent answers there, or none does.
 
-        That counts soon after the last news of it only: later it may have ended after it went on without this host.
+        This proves something only soon after the last news of the agent (`_TRUST`): later, it may have ended after it
+        went on without this host.
         """
         if answer.kind == "silent":
             return
@@ -711,7 +712,7 @@ class AgentState:
                 self.ended.add(seat.agent)
 
     def answer_to(self, seat: agent_view.Seat, views: tuple[agent_view.GenerationHosts, ...]) -> str:
-        """Return what to answer who wants to follow, and knows some views."""
+        """Return the answer (`welcome`, `see`, `anew`) to an agent that wants to follow and knows some views."""
         theirs = views[0].generation if views else 0
         if not self.leads or theirs > self.current.generation:
             return "see"
@@ -719,21 +720,21 @@ class AgentState:
             return "anew"
         agents = self.current.agents
         if seat.agent in agents and agents.index(seat.agent) < agents.index(self.own.agent) and self.report is not None:
-            return "see"  # it comes first
+            return "see"  # the caller precedes this agent in the view, and so may lead
         return "welcome"
 
     def is_established(self) -> bool:
-        """Whether nobody else can lead the hosts of the last generation."""
+        """Return whether no other agent can lead the hosts of the last generation."""
         return self.is_member and all(agent_view.may_go_on(view, self.present, self.ended) for view in self.views)
 
     def newcomers(self) -> list[agent_view.Seat]:
-        """Return the seats of those who want to join."""
+        """Return the seats of followers that are not in the current generation."""
         return [peer.seat for peer in self.peers.values() if peer.seat.agent not in self.current.agents]
 
     # ------------------------------------------------------------------------------------------------ who is lost
 
     def lose(self, agent: str, how: str) -> None:
-        """Have one who followed no more, and note what it did."""
+        """Remove a follower, and record how it was lost."""
         peer = self.peers.pop(agent)
         peer.wire.close()
         self._news[agent] = peer.wire.heard
@@ -741,7 +742,7 @@ class AgentState:
         self.trouble_since = time.monotonic()
 
     def lose_leader(self, words: str) -> None:
-        """Follow nobody any more, and note why."""
+        """Stop following the leader, and record why."""
         if self.leader is not None:
             self.leader.close()
             self._news = dict.fromkeys(self.current.agents, self.leader.heard)
@@ -750,7 +751,7 @@ class AgentState:
         self.told, self.trouble_since = words, time.monotonic()
 
     def drop_silent(self) -> None:
-        """Lose those who have given no sign of life."""
+        """Lose agents that have sent no heartbeat for too long."""
         now, most = time.monotonic(), LOST * self.heartbeat
         for agent, peer in list(self.peers.items()):
             if now - peer.wire.heard > most:
@@ -760,21 +761,21 @@ class AgentState:
             self.lose_leader(f"host {self.leader_at} has given no sign of life for {silence:.1f} s")
 
     def resign(self) -> None:
-        """Lead nobody any more."""
+        """Stop leading, and drop all followers."""
         self.leads = False
         for peer in self.peers.values():
             peer.wire.close()
         self.peers.clear()
 
     def hear_of(self, leader: str, generation: int) -> None:
-        """Note at which address somebody leads; who leads an older generation stops to."""
+        """Record the address of a leader; stop leading if its generation is newer."""
         if generation > self.current.generation and leader != self.own.address:
             self._hint = leader
             if self.leads:
                 self.resign()
 
     def become_new(self) -> None:
-        """Be another agent: the others went on without this one."""
+        """Take a new name and forget the job, because the others went on without this agent."""
         self.own = replace(self.own, agent=secrets.token_hex(8))
         self.views, self.report, self.prepare, self.begin, self.is_founder = (), None, None, None, False
         self.snapshots.keep_only({})
@@ -782,7 +783,7 @@ class AgentState:
     # ------------------------------------------------------------------------------------------------ generations
 
     def problem(self) -> str | None:
-        """Return why the generation that runs is to end."""
+        """Return why the running generation must end; None if it need not."""
         if self.told is not None:
             return self.told
         if self.over is not None:
@@ -799,12 +800,12 @@ class AgentState:
         return None
 
     def ask_for_more(self) -> None:
-        """Let all workers join that were lost."""
+        """Let all lost workers join again."""
         if self.views:
             self.views = (agent_view.asked_for_more(self.views[0]), *self.views[1:])
 
     def tell_worker_0(self, kind: str) -> None:
-        """Send the host of worker 0 a kind of message."""
+        """Send a message of a kind to the host of worker 0, once."""
         for seat in self.current.seats:
             if 0 in self.current.ranks(seat.agent):
                 if seat.agent == self.own.agent:
@@ -814,7 +815,7 @@ class AgentState:
                     self.lets_join = True
 
     def second(self) -> agent_peers.Wire | None:
-        """Return the way to the host that copies snapshots; None: there is no other host."""
+        """Return the connection to the host that keeps copies of snapshots; None: there is no other host."""
         if not self.leads:
             return self.leader
         for seat in self.current.seats:
@@ -828,7 +829,7 @@ class AgentState:
         return self._ports(len(view.ranks(self.own.agent)) + (self.auxiliary if serves else 0))
 
     def commit(self, view: agent_view.GenerationHosts, addresses: tuple[str, ...]) -> agent_view.Part:
-        """Begin a generation, given the addresses of its workers and of what serves them."""
+        """Begin a generation, given the addresses of its workers and then of its auxiliary processes."""
         self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
         self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
         ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent

@@ -1,11 +1,11 @@
-"""How an agent reaches others: it listens at one address, calls others, and says who it is.
+"""Connect the agents of a job: each listens at one address, calls others, and identifies itself.
 
     hello   I am this seat, know these views, have these snapshots    ──►  welcome: I lead, stay on this connection
                                                                            see: I do not lead; perhaps this one does
                                                                            anew: the others went on without you
     knock   a generation is led from here                             ──►  see: I am this agent
 
-A connection that is refused, or answered by another agent, tells that the one that listened there has ended.
+If a connection is refused, or another agent answers, the agent that listened there has ended.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from typing import Any
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.tools.launcher.agent_view import GenerationHosts, HostReport, Seat
 
-# Messages between the agents of a job: authenticated by its token, bounded, and read as data.
+# Messages between the agents of a job: authenticated by its token, limited in size, and read as plain data.
 #
-#     caller ── 16 bytes ──►  ◄── 16 bytes ── callee            each its own at random: a key for this connection only
+#     caller ── 16 bytes ──►  ◄── 16 bytes ── callee            random bytes of each side: a key for this connection
 #     a message: two lengths │ text: JSON │ data │ HMAC-SHA256 of the direction, the message's number, and all of it
 #
-# Nothing is looked at before its sum is right, and whoever does not know the token can make none: a message of another
-# connection, or a repeated one, has another sum. There is no encryption, as TensorFlow's own connections have none.
+# No message is parsed before its HMAC is verified, which nobody can make without the token. A message of another
+# connection, or a repeated one, has another HMAC. There is no encryption, as TensorFlow's connections have none either.
 
 CHUNK = 1 << 20
-"""Most bytes of data in a message."""
+"""The most bytes of data in a message."""
 _TEXT = 1 << 18
 _NONCE, _SUM = 16, 32
 _PATIENCE = 5.0
-"""Seconds in which who connects has to show that it knows the token."""
+"""Seconds within which a caller has to prove that it knows the token."""
 _LENGTHS = struct.Struct(">II")
 
 Message = dict[str, Any]
 
 
 class WireError(Exception):
-    """The other side does not know the token, or does not keep to the rules."""
+    """The other side does not know the token, or breaks the protocol."""
 
 
 class Wire:
     """One connection to another agent.
 
     Attributes:
-        heard: when a message came last, by `time.monotonic`.
-        is_open: the connection has not ended.
+        heard: when the last message was received, by `time.monotonic`.
+        is_open: the connection has not been closed.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ class Wire:
         self.heard, self.is_open = time.monotonic(), True
 
     async def greet(self, token: bytes, *, is_caller: bool) -> None:
-        """Agree upon a key, given the token of the job and whether this side has connected."""
+        """Agree on a key, given the token of the job and whether this side has connected."""
         mine = secrets.token_bytes(_NONCE)
         self._writer.write(mine)
         theirs = await asyncio.wait_for(self._reader.readexactly(_NONCE), _PATIENCE)
@@ -74,7 +74,7 @@ class Wire:
         self._key, self._is_caller = hmac.digest(token, b"autograph agents" + both, "sha256"), is_caller
 
     def post(self, kind: str, data: bytes = b"", **said: Any) -> None:
-        """Send a message that says something, and data with it; wait for nothing."""
+        """Send a message, with data, without waiting."""
         if not self.is_open:
             return
         text = json.dumps({"type": kind, **said}).encode()
@@ -83,7 +83,7 @@ class Wire:
         self._sent += 1
 
     async def drained(self) -> None:
-        """Wait until what was sent is on its way."""
+        """Wait until the send buffer has drained."""
         with suppress(OSError):
             await self._writer.drain()
 
@@ -91,7 +91,7 @@ class Wire:
         """Return the next message.
 
         Raises:
-            WireError: it is none of this job's.
+            WireError: the message is no authenticated message of this job.
             EOFError: the connection has ended.
         """
         lengths = await self._reader.readexactly(_LENGTHS.size)
@@ -110,7 +110,7 @@ class Wire:
         return message, rest[text : text + data]
 
     async def first(self) -> Message:
-        """Return the first message, which has to come soon."""
+        """Return the first message, which has to arrive within `_PATIENCE`."""
         message, _ = await asyncio.wait_for(self.receive(), _PATIENCE)
         return message
 
@@ -120,7 +120,7 @@ class Wire:
         self._writer.close()
 
     async def gone(self) -> None:
-        """Wait until all that was sent is on its way and the connection has ended."""
+        """Wait until all messages are sent and the connection is closed."""
         with suppress(OSError):
             await self._writer.wait_closed()
 
@@ -141,14 +141,14 @@ BROKEN = (
     TypeError,
     AssertionError,
 )
-"""How a connection ends, or a message is none."""
+"""The errors of a connection that ends, and of malformed messages."""
 _MOST = 256
-"""Connections at a time of which nobody knows yet who they are."""
+"""The most connections at a time that are not authenticated yet."""
 
 
 @dataclass
 class Peer:
-    """Another agent, as the one that leads has it."""
+    """A follower, as its leader knows it."""
 
     wire: Wire
     seat: Seat
@@ -156,31 +156,31 @@ class Peer:
     have: dict[str, Version]
     report: HostReport | None = None
     generation: int = 0
-    """The one that the report is about."""
+    """The generation of the report."""
     is_idle: bool = False
     """It waits for the next generation."""
     prepared: int = 0
-    """The generation that it is ready for."""
+    """The generation for which it is ready."""
     ports: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """What became of a call."""
+    """The answer to a call."""
 
     kind: str
-    """`welcome`, `see`, `anew`; `refused`: nobody listens there; `silent`."""
+    """`welcome`, `see`, `anew`; `refused`: the connection was refused; `silent`: there was no answer."""
     wire: Wire | None = None
     agent: str = ""
     leader: str = ""
 
 
 class Door:
-    """Where an agent listens, and from where it calls.
+    """Listens for an agent, and calls others.
 
     Args:
         patience: seconds to wait for an answer.
-        answer: is given who calls: the connection and the first message.
+        answer: called with each authenticated connection and its first message.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class Door:
         """Listen at an address of this host, and at no other; return the port.
 
         Args:
-            ports: to be tried in turn; then any free one.
+            ports: tried in order; then any free port.
 
         Raises:
-            ClusterError: the host is none of this machine.
+            ClusterError: the address is not one of this machine.
         """
         for port in (*ports, 0):
             try:
@@ -213,24 +213,24 @@ class Door:
         raise AssertionError
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more connections."""
         if self._server is not None:
             self._server.close()
 
     def forget_names(self) -> None:
-        """Look the names of hosts up again: it may take long, so this is for those who have nothing else to do."""
+        """Forget looked-up host names; looking them up may block, so call this only while no workers run."""
         self._places.clear()
 
     def _place(self, host: str) -> str:
-        """Return the address of a host; asyncio would look it up in a thread, and a launcher that forks has but one."""
+        """Return the address of a host; not by asyncio, which starts a thread, because the launcher forks."""
         if host not in self._places:
-            self._places[host] = ""  # a name that is not known is not looked up again meanwhile
+            self._places[host] = ""  # an unknown name is not looked up again until `forget_names`
             with suppress(OSError):
                 self._places[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         return self._places[host]
 
     async def call(self, address: str, kind: str, **said: Any) -> CallAnswer:
-        """Call another agent where it listens, with a `hello` or a `knock` that says something."""
+        """Call another agent with a `hello` or a `knock`, whose content is `said`."""
         host, _, port = address.rpartition(":")
         place = self._place(host.strip("[]"))
         if not place:
@@ -258,7 +258,7 @@ class Door:
         return await wire.first()
 
     def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let who calls be answered: by a task of ours, as asyncio prints a traceback for one that is cancelled."""
+        """Answer a caller in a separate task, because asyncio prints a traceback if its handler is cancelled."""
         wire = Wire(reader, writer)
         task = asyncio.get_running_loop().create_task(self._met(wire))
         self._visits.add(task)
@@ -266,7 +266,7 @@ class Door:
         task.add_done_callback(lambda _: wire.close())
 
     async def _met(self, wire: Wire) -> None:
-        """Find out who calls, and let it be answered."""
+        """Authenticate a caller, and answer it."""
         if self._strangers >= _MOST:
             return
         self._strangers += 1
@@ -282,10 +282,10 @@ class Door:
 
 
 def own_address(endpoint: str) -> str:
-    """Return the address of this host from which another (`host:port`) is reached.
+    """Return the address of this host from which it reaches another (`host:port`).
 
     Raises:
-        ClusterError: the host is not known.
+        ClusterError: the other host is unknown.
     """
     host, _, port = endpoint.rpartition(":")
     try:
@@ -310,15 +310,15 @@ def joined(host: str, ports: Iterable[int]) -> list[str]:
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports]
 
 
-# The snapshots that a host has: which version of each, sent to another host in pieces, and never half a one.
+# The snapshots of a host, each with a version; they are sent to other hosts in pieces, and a file is always complete.
 #
 #     host of worker 0    fit-1.npz changes ──► version (generation 3, 17) ──► pieces of 1 MiB ──┐
 #     second host         fit-1.npz (3, 17) ◄── renamed once it is whole ◄───────────────────────┘
 #
-# Versions are what hosts compare: who leads fetches the newest, and all begin a generation with the same.
+# The leader compares versions and fetches the newest, so that all hosts begin a generation with the same snapshots.
 
 Version = tuple[int, int]
-"""The generation that took a snapshot, and its number in it: a later one is greater."""
+"""The generation that took a snapshot, and its number in that generation; later versions are greater."""
 _NAME = re.compile(r"[a-z]+(-[0-9]{1,6})?")
 _SUFFIX = ".npz"
 
@@ -333,11 +333,11 @@ class HostSnapshots:
         self._count = 0
 
     def changed(self, generation: int) -> dict[str, int]:
-        """Return the snapshots that a worker of this host has written since, and when."""
+        """Return the snapshots that workers of this host have written since the last call, with their times."""
         found = {}
         for path in self.folder.glob(f"*{_SUFFIX}"):
             name = path.name.removesuffix(_SUFFIX)
-            if not _NAME.fullmatch(name):  # one that is being written, and may be renamed at any moment
+            if not _NAME.fullmatch(name):  # a file that is still being written
                 continue
             written = path.stat().st_mtime_ns
             if self._known.get(name) == written:
@@ -349,7 +349,7 @@ class HostSnapshots:
     async def send(self, wire: Wire, name: str) -> None:
         """Send a snapshot to another host."""
         version = self.versions[name]
-        with open(self._path(name), "rb") as file:  # a newer one has another file
+        with open(self._path(name), "rb") as file:  # a newer version replaces the name, not this open file
             size, at = os.fstat(file.fileno()).st_size, 0
             while at < size and wire.is_open:
                 data = file.read(CHUNK)
@@ -359,14 +359,14 @@ class HostSnapshots:
                 await asyncio.sleep(0)
 
     def take(self, message: Message, data: bytes) -> bool:
-        """Keep a piece of the snapshot that a message names; return whether it is whole now."""
+        """Keep a piece of a snapshot; return whether the snapshot is complete now."""
         name, version, at = str(message["name"]), message["version"], int(message["at"])
         if not _NAME.fullmatch(name):
             return False
         new = self.folder / f"coming-{name}.part"
         with open(new, "wb" if at == 0 else "ab") as file:
             if file.tell() != at:
-                return False  # the rest of another
+                return False  # a piece of another version
             file.write(data)
         if at + len(data) < int(message["size"]):
             return False
@@ -376,7 +376,7 @@ class HostSnapshots:
         return True
 
     def keep_only(self, versions: Mapping[str, Version]) -> None:
-        """Forget the snapshots that are not of these versions."""
+        """Delete the snapshots of other versions."""
         for name in [name for name, version in self.versions.items() if versions.get(name) != version]:
             self._path(name).unlink(missing_ok=True)
             del self.versions[name]
@@ -387,6 +387,6 @@ class HostSnapshots:
 
 
 def versions_of(said: object) -> dict[str, Version]:
-    """Read versions from what a message says."""
+    """Read versions from a message."""
     assert isinstance(said, dict)
     return {str(name): (int(version[0]), int(version[1])) for name, version in said.items()}

@@ -1,11 +1,11 @@
-"""Who takes part in a generation of an elastic job, and who may form the next one: pure functions of what is known.
+"""Decide who takes part in a generation of an elastic job, and who may form the next one; all functions are pure.
 
     view 3    host A  workers 0 1 │ host B  workers 2 3 │ host C  workers 4 5       B is cut off, or gone
     view 4    host A  workers 0 1 │ host C  workers 2 3                             formed by A and C: two of three
 
-The first host of a view leads it. The next view is formed by more than half of the hosts of the last one, or by half of
-them if the first is among them, so that of two sides that do not reach each other at most one goes on. Hosts whose
-agents are known to have ended do not count (a connection is refused, or a new process answers): silence proves nothing.
+The first host of a view leads it. More than half of the hosts of the last view may form the next one, or half of them
+if they include the first; so of two sides that cannot reach each other, at most one goes on. Hosts whose agents are
+known to have ended (a connection is refused, or a new process answers) do not count; silence proves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORKER = "worker "
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many workers an elastic job may have, and how often they give a sign of life, in seconds."""
+    """The least and largest number of workers of an elastic job, and the interval of heartbeats in seconds."""
 
     least: int
     most: int
@@ -31,21 +31,21 @@ class Seat:
     """A host in a view."""
 
     agent: str
-    """The agent's own name: that of one process, so who comes back under it is the same process."""
+    """The name of the agent; it identifies one process."""
     address: str
     """Where it listens: `host:port`."""
     places: int
     """How many workers it was started for."""
     workers: int = 0
-    """How many it runs."""
+    """How many workers it runs."""
     ready: int = 0
-    """How many, restarted, join at the end of an epoch."""
+    """How many restarted workers join at the end of an epoch."""
     lost: int = 0
-    """How many were lost and may not be restarted, until somebody asks for them."""
+    """How many workers were lost and are not restarted until they are requested."""
 
     @property
     def spare(self) -> int:
-        """How many more it could run at once."""
+        """How many more workers it can run at once."""
         return self.places - self.workers - self.ready - self.lost
 
 
@@ -60,7 +60,7 @@ class GenerationHosts:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers on all hosts."""
         return sum(seat.workers for seat in self.seats)
 
     @property
@@ -78,7 +78,7 @@ class GenerationHosts:
         return range(0)
 
     def data(self) -> dict[str, Any]:
-        """The view as plain data."""
+        """Return the view as plain data."""
         return {**vars(self), "seats": [vars(seat) for seat in self.seats]}
 
     @classmethod
@@ -92,31 +92,35 @@ class HostReport:
     """How a host's part of a generation ended."""
 
     words: str = ""
-    """What happened; nothing if its workers ended well, or because they were told to."""
+    """The problem; empty if its workers ended well, or because they were told to."""
     failed: str = ""
-    """The process that failed, or is lost."""
+    """The process that failed or is lost."""
     was_killed: bool = False
-    """A signal killed it, or it gave no sign of life: it has not failed for the sake of somebody else."""
+    """A signal killed it, or it sent no heartbeat; so its failure was not caused by another process."""
     joins: bool = False
-    """Worker 0 stopped where others can join."""
+    """Worker 0 stopped at a point where others can join."""
     ended_well: bool = False
     has_stepped: bool = False
     blames: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By the number of a worker: those for whom it waited in vain."""
+    """The workers for which each worker waited in vain, by its number."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Who is lost with a generation, besides hosts, and why."""
+    """The processes that are lost with a generation, besides those of lost hosts, and why."""
 
     words: str = ""
     ranks: tuple[int, ...] = ()
     auxiliary: int = 0
-    """How many of those that serve them."""
+    """How many auxiliary processes are lost."""
 
 
 def losses(reports: Iterable[HostReport]) -> Losses:
-    """Return who is lost, given all reports as they came: who failed, unless it waited in vain for others."""
+    """Return the lost processes: one that failed, unless it waited in vain for others; then those.
+
+    Args:
+        reports: of all hosts, in the order of their arrival.
+    """
     found = sorted((r for r in reports if r.words), key=lambda r: (r.joins, not r.was_killed))
     if not found:
         return Losses()
@@ -135,13 +139,13 @@ def losses(reports: Iterable[HostReport]) -> Losses:
 
 
 def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """Return the fewest workers without whom nobody has waited in vain for anybody.
+    """Return a small set of workers that explains all blames (a greedy vertex cover).
 
-    Who is cut off misses all others, and says so, too: it is the one that has a part in most of what is said. Of two of
-    whom only one has said something it is the other; of two that blame each other, the first goes on.
+    A worker that is cut off blames all others and is blamed by them, so it takes part in most blames. If only one of
+    two workers blames the other, the other is lost; if both blame each other, the first goes on.
 
     Args:
-        blames: by the number of a worker, those for whom it waited in vain.
+        blames: the workers for which each worker waited in vain, by its number.
     """
     said = {(by, other) for by, others in blames.items() for other in others if other != by}
     found: list[int] = []
@@ -154,7 +158,7 @@ def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
 
 
 def may_go_on(view: GenerationHosts, present: Collection[str], ended: Collection[str] = ()) -> bool:
-    """Return whether the agents that are present may form the next view; some are known to have ended."""
+    """Return whether the present agents may form the next view, given those known to have ended."""
     counted = [agent for agent in view.agents if agent not in ended or agent in present]
     votes = sum(agent in present for agent in counted)
     return 2 * votes > len(counted) or (2 * votes == len(counted) and (not counted or counted[0] in present))
@@ -163,14 +167,14 @@ def may_go_on(view: GenerationHosts, present: Collection[str], ended: Collection
 def following(
     view: GenerationHosts, lost: Losses, has_stepped: bool, present: Sequence[Seat], bounds: Bounds
 ) -> GenerationHosts | None:
-    """Return the view after the last one; None if too few would be left.
+    """Return the view after the last one; None if it would have too few workers.
 
     Args:
-        has_stepped: whether the last one has done a step.
-        present: the seats of all hosts that are there, as they came; the first leads.
+        has_stepped: whether the last generation has done a step.
+        present: the seats of all present hosts; the first leads.
     """
     restarts = view.restarts
-    if lost.auxiliary and not has_stepped:  # a server that never serves would be replaced for ever
+    if lost.auxiliary and not has_stepped:  # otherwise a server that always fails would be replaced for ever
         if not restarts:
             return None
         restarts -= 1
@@ -191,18 +195,18 @@ def following(
 
 
 def asked_for_more(view: GenerationHosts) -> GenerationHosts:
-    """Return a view whose lost workers are to join again."""
+    """Return a view whose lost workers may join again."""
     return replace(view, seats=tuple(replace(seat, ready=seat.ready + seat.lost, lost=0) for seat in view.seats))
 
 
 def can_join(view: GenerationHosts, others: Iterable[Seat], bounds: Bounds) -> int:
-    """Return how many workers of the view that runs, and of hosts that are not in it yet, wait for an epoch's end."""
+    """Return how many workers, of the running view and of hosts outside of it, can join at the end of an epoch."""
     waiting = sum(seat.ready for seat in view.seats) + sum(seat.places for seat in others)
     return max(0, min(waiting, bounds.most - view.workers))
 
 
 def _filled(seats: Sequence[Seat], kind: str, most: int) -> list[Seat]:
-    """Let workers of a kind, spare or ready, take part until there are so many."""
+    """Add workers of a kind ("spare" or "ready") until there are `most`."""
     filled, room = [], most - sum(seat.workers for seat in seats)
     for seat in seats:
         joining = max(0, min(room, getattr(seat, kind)))
@@ -212,10 +216,10 @@ def _filled(seats: Sequence[Seat], kind: str, most: int) -> list[Seat]:
     return filled
 
 
-# What a host does of one generation: which workers it runs, and where all of them listen.
+# A host's part of a generation: the workers that it runs, and the addresses of all workers.
 
 Ports = Callable[[int], list[int]]
-"""Returns so many ports at which nobody listens."""
+"""Returns a number of free ports."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +230,10 @@ class Part:
     ranks: range
     """The numbers of its workers."""
     addresses: tuple[str, ...]
-    """Those of all workers, by rank, and then of what serves them, which the first host runs."""
+    """The addresses of all workers, by rank, then of the auxiliary processes, which the first host runs."""
     workers: int
-    """How many there are."""
+    """The number of workers on all hosts."""
     serves: bool = True
-    """Whether it is the first host."""
+    """Whether it is the first host, which runs the auxiliary processes."""
     lease: float = 0.0
-    """For how many seconds its workers go on without news of other hosts; 0: there are none."""
+    """Seconds for which its workers go on without news of other hosts; 0: there are no other hosts."""

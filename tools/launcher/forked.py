@@ -1,10 +1,10 @@
-"""A process of an elastic job: forked from the launcher, which has imported TensorFlow once for all of them.
+"""Fork the processes of an elastic job from the launcher, which has imported TensorFlow once for all of them.
 
     launcher    import tensorflow, keras          seconds, once
       fork ──►  worker 0 of generation 1          milliseconds, and the script begins
       fork ──►  worker 0 of generation 2
 
-Importing does not start TensorFlow: its threads and its server begin in the worker.
+Importing does not start TensorFlow: its threads and its server start in the worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def import_once() -> None:
-    """Import what all workers need."""
+    """Import the modules that all workers need."""
     package = importlib.import_module(PACKAGE)
     for module in ("tensorflow", "keras", f"{PACKAGE}.runtime.keras_fit"):
         importlib.import_module(module)
@@ -44,11 +44,11 @@ def import_once() -> None:
 
 
 class ForkedChild(StartedProcess):
-    """A process that was forked.
+    """A forked process.
 
     Args:
-        task: who it is: its command is a script and the script's arguments.
-        body: what it does; returns its exit code.
+        task: its command is a script and the script's arguments.
+        body: the function that it runs; returns its exit code.
     """
 
     def __init__(self, task: Task, body: Callable[[Task], int]) -> None:
@@ -57,7 +57,7 @@ class ForkedChild(StartedProcess):
 
     def _start(self, outputs: Sequence[int]) -> int:
         prepared = functools.partial(prepare, os.getpid(), self.task.core, libc())
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the child is no launcher any more
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the child has reset the launcher's handlers
         pid = os.fork()
         if not pid:
             self._become(prepared, outputs, mask)
@@ -65,7 +65,7 @@ class ForkedChild(StartedProcess):
         return pid
 
     def _become(self, prepared: Callable[[], None], outputs: Sequence[int], mask: set[int | signal.Signals]) -> None:
-        """Be a process of its own, which calls `prepared` first and keeps blocking `mask`; never return."""
+        """Turn the forked launcher into the process: call `prepared`, restore the signal `mask`; never return."""
         code = 1
         try:
             os.setsid()
@@ -83,7 +83,7 @@ class ForkedChild(StartedProcess):
             os.environ.update(self.task.environment)
             atexit._clear()
             code = self._body(self.task)
-            threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
+            threading._shutdown()  # type: ignore[attr-defined] # joins threads, as Python does at its end
             atexit._run_exitfuncs()
         except KeyboardInterrupt:
             code = INTERRUPTED
@@ -93,7 +93,7 @@ class ForkedChild(StartedProcess):
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            time.sleep(FLUSH)  # TensorFlow is not tidied up, which takes a second
+            time.sleep(FLUSH)  # instead of TensorFlow's clean-up, which takes a second
             os._exit(code)
 
     def _wait(self) -> int:
@@ -101,10 +101,10 @@ class ForkedChild(StartedProcess):
 
 
 def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
-    """Be a worker: join the job, give signs of life, run the script; return its exit code.
+    """Join the job as a worker, send heartbeats and run the script; return its exit code.
 
     Args:
-        heartbeat: seconds between two signs of life.
+        heartbeat: seconds between two heartbeats.
         module: the script is the name of a module.
     """
     memory = JobMemory.here()
@@ -117,7 +117,7 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
         if code and isinstance(error, Exception):
             memory.blame(_missed(error))
         return code
-    except Exception as error:  # of ours: to be told without a traceback
+    except Exception as error:  # an error of this package, which is reported without a traceback
         from autograph_rewrite.tools.cli import report
 
         if isinstance(error, ClusterError):
@@ -128,9 +128,9 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
 
 
 def _missed(error: Exception) -> tuple[int, ...]:
-    """Return the workers that do not answer when a script has failed in a way that they may be the reason for.
+    """Return the workers that do not answer, if they may have caused a script's error.
 
-    Steps that a function of the program's own runs fail with TensorFlow's error, which names nobody.
+    A step in a function of the program fails with an error of TensorFlow, which names no worker.
     """
     if not is_of_the_job(error):
         return ()
@@ -142,9 +142,9 @@ def _missed(error: Exception) -> tuple[int, ...]:
 
 
 def _leave_sockets() -> None:
-    """Have no part in the launcher's connections: others see that it has ended when they are closed."""
+    """Close the inherited connections of the launcher, because other hosts see its end only when all copies close."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    os.dup2(0, int(name))  # the number stays taken: an object that has it may close it
+                    os.dup2(0, int(name))  # the number stays in use, because an inherited object may close it later

@@ -1,4 +1,4 @@
-"""Run the processes of a job as one: the first failure ends all, and the job is restarted.
+"""Run the processes of a job together: the first failure ends all of them, and the job is restarted.
 
 start ──► wait ──► every worker ended with 0 ─────────────────────► end the servers: success
            │
@@ -26,15 +26,15 @@ from autograph_rewrite.tools.launcher.process import Child, StartedProcess, Task
 
 # One attempt to run a job: all processes started, until all have ended, one has failed, or a stop was requested.
 #
-# One thread and no callbacks: it waits for output, looks who has ended, and decides.
+# There is one thread and no callbacks: it waits for output, checks which processes have ended, and decides.
 
-# How long a death goes unnoticed where no pipe tells of it, and a signal to the launcher unanswered.
+# The most time until the end of a process without pipes, or a signal to the launcher, is noticed.
 _TICK_SECONDS = 0.05
-# How long to wait for the end of pipes when their processes are gone: one that left its group may hold them for ever.
+# How long to wait for pipes to close after their processes have ended: a child that left its group may hold them open.
 _DRAIN_SECONDS = 1.0
 _READ_BYTES = 1 << 16
 
-# What TensorFlow's server, and everybody else's, says when it cannot have its port.
+# Messages of TensorFlow's server, and of other servers, if their port is taken.
 _PORT_TAKEN = ("could not start grpc server", "address already in use")
 
 
@@ -43,21 +43,21 @@ class Outcome:
     """How one start of a job ended."""
 
     codes: dict[str, int]
-    """What each process returned; negative: the signal that killed it."""
+    """The exit code of each process; negative: the signal that killed it."""
     failed: str | None = None
-    """The process that failed first, and so ended the others."""
+    """The process that failed first, because of which the others were ended."""
     last_lines: tuple[str, ...] = ()
-    """The end of what it wrote to stderr."""
+    """The last lines of its stderr."""
     late: tuple[str, ...] = ()
-    """Who was still running when time was up."""
+    """The processes that were still running at the deadline."""
     reason: EndReason | None = None
-    """Why it was ended, if nobody failed."""
+    """Why the job was ended, if no process failed."""
     killed: tuple[str, ...] = ()
-    """Who did not end by itself when it was asked to."""
+    """The processes that did not end within the grace period."""
 
     @property
     def problem(self) -> str:
-        """What happened to the process that failed."""
+        """The reason, or what happened to the failed process."""
         if self.reason is not None:
             return self.reason.words
         assert self.failed is not None
@@ -68,18 +68,18 @@ class Outcome:
 
     @property
     def port_was_taken(self) -> bool:
-        """Whether a process failed because somebody else listens at its address."""
+        """Whether a process failed because its port was taken."""
         text = "\n".join(self.last_lines).lower()
         return any(words in text for words in _PORT_TAKEN)
 
 
 @dataclass(frozen=True)
 class EndReason:
-    """Why an attempt is to be ended although nobody has failed."""
+    """Why an attempt must end although no process has failed."""
 
     words: str
     lost: str | None = None
-    """The process that is not there any more."""
+    """The process that is lost."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +87,24 @@ class Manner:
     """How processes are started, watched and ended."""
 
     start: Callable[[Task, bool], StartedProcess] = Child
-    """Starts one, given whether the launcher reads what it writes."""
+    """Starts a process, given whether the launcher reads its output."""
     look: Callable[[Sequence[StartedProcess]], EndReason | None] = lambda running: None
-    """Looks at those that run for a reason to end them."""
+    """Checks the running processes for a reason to end them."""
     is_hasty: bool = False
-    """After a failure nobody is waited for: those that are left have nothing to save."""
+    """After a failure, kill the others without a grace period, because they have nothing to save."""
 
 
 USUAL = Manner()
 
 
 class Signals:
-    """Notes a signal that asks the launcher to end, so that it never strikes between two statements."""
+    """Records a signal that asks the launcher to end, instead of raising between any two statements."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        """Take a signal; the second one is in a hurry."""
+        """Record a signal; a second one raises KeyboardInterrupt."""
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
@@ -114,10 +114,10 @@ class Attempt:
     """The processes of one start.
 
     Args:
-        output: takes what the processes write; None: they write where the launcher does.
-        grace: how many seconds a process has to end by itself before it is killed.
-        signals: what the launcher is asked for meanwhile.
-        deadline: when time is up, by `time.monotonic`.
+        output: the writers of the processes' output; None: they inherit the launcher's stdout and stderr.
+        grace: seconds that a process has to end by itself before it is killed.
+        signals: the signals that the launcher receives meanwhile.
+        deadline: by `time.monotonic`; None: there is none.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Attempt:
         self._selector = selectors.DefaultSelector()
 
     def run(self, tasks: Sequence[Task]) -> Outcome:
-        """Start the processes and stay until all have ended."""
+        """Start the processes and wait until all have ended."""
         with ExitStack() as at_the_end:
             at_the_end.callback(self._selector.close)
             at_the_end.callback(self._kill)
@@ -157,12 +157,12 @@ class Attempt:
                 self._selector.register(pipe, selectors.EVENT_READ, writer)
 
     def _wait(self) -> tuple[StartedProcess | None, tuple[str, ...]]:
-        """Wait until there is a reason to stop; return who failed, or who is late."""
+        """Wait until there is a reason to stop; return the failed process, and the late ones."""
         while self._signals.received is None:
             ended = [child for child in self._children if child.has_ended()]
             failures = [child for child in ended if child.code]
             if failures:
-                # Of several within one tick, the others may have failed because one was killed.
+                # If several failed within one tick, a killed one (code < 0) probably caused the others to fail.
                 return min(failures, key=lambda child: (child.code or 0) > 0), ()
             if all(child in ended for child in self._children if not child.task.auxiliary):
                 return None, ()
@@ -175,16 +175,16 @@ class Attempt:
         return None, ()
 
     def _stop(self, number: int) -> None:
-        """Ask all to end, then end them, and read what they have written last."""
+        """Ask all processes to end, then kill them, and read their last output."""
         patience = time.monotonic() + self._grace
         workers = [child for child in self._children if not child.task.auxiliary]
         for child in workers:
             child.send(number)
         asked = self._signals.received
-        self._await(workers, patience, asked)  # they may still save what servers hold
+        self._await(workers, patience, asked)  # before the servers, because workers may still save their variables
         for child in self._children:
             if child.task.auxiliary:
-                child.send(signal.SIGTERM)  # it has nothing to tidy up, and TensorFlow's does not hear Ctrl-C
+                child.send(signal.SIGTERM)  # a server has nothing to save, and TensorFlow's ignores SIGINT
         self._await(self._children, patience, asked)
         self._killed = tuple(child.task.name for child in self._children if not child.has_ended())
         for child in self._children:
@@ -196,12 +196,12 @@ class Attempt:
             self._pump()
 
     def _await(self, children: Sequence[StartedProcess], patience: float, asked: int | None) -> None:
-        """Wait until some have ended, time is up, or another signal comes: the user is in a hurry."""
+        """Wait until the processes have ended, the time is up, or a second signal arrives."""
         while not _have_ended(children) and time.monotonic() < patience and self._signals.received == asked:
             self._pump()
 
     def _pump(self) -> None:
-        """Pass on what was written, or wait a tick for it."""
+        """Pass on output, or wait a tick for it."""
         for key, _ in self._selector.select(_TICK_SECONDS):
             data = os.read(key.fd, _READ_BYTES)
             if data:
@@ -218,19 +218,19 @@ class Attempt:
 
 
 def _have_ended(children: Sequence[StartedProcess]) -> bool:
-    return all([child.has_ended() for child in children])  # a list: each of them is looked at
+    return all([child.has_ended() for child in children])  # a list, so that each process is checked and reaped
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9."""
+    """Return `SIGKILL` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"  # a real-time signal
 
 
-TIMED_OUT = 124  # as timeout(1) has it
-BY_SIGNAL = 128  # as shells have it: 130 for Ctrl-C
+TIMED_OUT = 124  # the exit code of timeout(1)
+BY_SIGNAL = 128  # as in shells: 130 for Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -238,21 +238,21 @@ class LaunchOptions:
     """How a job is run."""
 
     title: str = "launch"
-    """Who speaks, in the launcher's own messages."""
+    """The name before the launcher's messages."""
     restarts: int = 0
-    """How often it is started anew after a failure."""
+    """The most restarts after failures."""
     timeout: float | None = None
-    """How many seconds it may take, restarts included."""
+    """Seconds that the job may take, restarts included."""
     grace: float = 5.0
-    """How many seconds processes have to end by themselves before they are killed."""
+    """Seconds that processes have to end by themselves before they are killed."""
     prefixed: bool = True
-    """Whether lines begin with the names of their processes; otherwise these write where the launcher does."""
+    """Prefix lines with the names of their processes; otherwise processes inherit the launcher's stdout and stderr."""
     log_dir: Path | None = None
-    """Where the output of each process is kept, too."""
+    """Folder for a copy of each process's output."""
     forms: Callable[[str, str], Form] | None = None
-    """Makes the form of the lines that a process writes to a stream; None: they begin with its name."""
+    """Makes the formatter for the lines of a process and stream; None: lines begin with the name of the process."""
     fresh_ports: bool = False
-    """Whether every start has ports of its own: then one that somebody else took is worth another try."""
+    """Every start takes other ports, so that a start whose port was taken is worth another try."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class JobSummary:
     outcome: Outcome
 
     def data(self) -> dict[str, Any]:
-        """The summary as plain data."""
+        """Return the summary as plain data."""
         return {
             "exit_code": self.exit_code,
             "restarts": self.restarts,
@@ -280,7 +280,7 @@ def supervise(tasks: Callable[[int], Sequence[Task]], options: LaunchOptions) ->
     """Run a job to its end.
 
     Args:
-        tasks: makes the processes of a start, given how many restarts there were before.
+        tasks: makes the processes of a start, given the number of restarts before it.
     """
     began = time.monotonic()
     deadline = None if options.timeout is None else began + options.timeout
@@ -306,7 +306,7 @@ def supervise(tasks: Callable[[int], Sequence[Task]], options: LaunchOptions) ->
 
 @contextmanager
 def noted_signals() -> Iterator[Signals]:
-    """Note signals instead of dying of them; those that are ignored (nohup) stay ignored."""
+    """Record signals instead of ending by them; ignored signals (nohup) stay ignored."""
     signals = Signals()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     caught = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
@@ -328,7 +328,7 @@ def start(
     is_first: bool,
     manner: Manner = USUAL,
 ) -> Outcome:
-    """Start the processes of a job once, and stay until all have ended; logs begin with the first start."""
+    """Start the processes of a job once, and wait until all have ended; only the first start truncates the logs."""
     names = [task.name for task in tasks]
     files = opened(names, options.log_dir, append=not is_first, forms=options.forms)
     with files if options.prefixed else nullcontext() as output:
@@ -336,7 +336,7 @@ def start(
 
 
 def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> None:
-    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen."""
+    """Print why the job did not end well; the failed process's last lines come last, where they are seen."""
     if received is not None:
         killed = f"; killed, as they had not ended by then: {', '.join(outcome.killed)}" if outcome.killed else ""
         say(options, f"stopped by {signal_name(received)}{killed}")
@@ -348,12 +348,12 @@ def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> N
 
 
 def say(options: LaunchOptions, *lines: str) -> None:
-    """Speak as the launcher."""
+    """Print lines as the launcher."""
     print(f"[{options.title}]", "\n".join(lines), file=sys.stderr, flush=True)
 
 
 def exit_code(outcome: Outcome, received: int | None) -> int:
-    """Return the launcher's exit code, given how the last start ended, and by which signal."""
+    """Return the launcher's exit code, given the end of the last start and the signal that it received."""
     if received is not None:
         return BY_SIGNAL + received
     if outcome.late:

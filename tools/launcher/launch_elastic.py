@@ -1,4 +1,4 @@
-"""Start an elastic job, or this host's part of one that several hosts run."""
+"""Run an elastic job, or this host's part of an elastic job on several hosts."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Made = Callable[[Sequence[Membership], Mapping[str, str], tuple[str, ...]], list
 def run_elastic(
     args: argparse.Namespace, made: Made, ports: agent_view.Ports, options: LaunchOptions
 ) -> dict[str, Any]:
-    """Run a job that goes on without workers that are lost; return the summary.
+    """Run a job that continues after workers are lost; return the summary.
 
     Args:
-        made: makes processes, given who they are, what they find in their environment, and what they run.
+        made: makes processes, given their memberships, environment variables and command.
     """
     least, most = args.elastic
     bounds = agent_view.Bounds(least, most, args.heartbeat)
@@ -87,26 +87,26 @@ def run_elastic(
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 
-# Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
+# Run an elastic job: if a worker is lost, the others continue as the next generation, from a snapshot in memory.
 #
-#     generation 1   worker 0   worker 1 ✕   worker 2       killed, stopped, or blamed by those who waited for it
-#                        ▼                       ▼          all are ended: who was expelled cannot write any more
+#     generation 1   worker 0   worker 1 ✕   worker 2       killed, stopped, or blamed by workers that waited for it
+#                        ▼                       ▼          all are ended, so that an expelled worker cannot write
 #     generation 2   worker 0                worker 1       forked, with TensorFlow imported; the script runs again and
 #                                                           is at the snapshot before its first step
 #
-# Who was lost is replaced at the end of an epoch, as often as there are restarts; at once if too few would be left.
-# `agents` decides who goes on: the launcher alone, or with those of other hosts.
+# A lost worker is replaced at the end of an epoch, up to the number of restarts; at once if too few would be left. The
+# `Group` decides who continues: the launcher alone, or together with those of other hosts.
 
 
 STOPPED, SILENT = 2.5, 10.0
-"""After how many heartbeats without a sign of life a worker is lost: one that is stopped; any other.
+"""Heartbeat intervals without a sign of life after which a worker is lost: a stopped worker, any other worker.
 
-With the half of a heartbeat that is left, who is stopped is known, and ended, within three."""
+With half an interval to notice it, a stopped worker is ended within three intervals."""
 
 
 @dataclass
 class Generation:
-    """What became of one generation, for the summary."""
+    """The history of one generation, for the summary."""
 
     number: int
     workers: int
@@ -117,7 +117,7 @@ class Generation:
     silent: float = 0.0
 
     def data(self) -> dict[str, Any]:
-        """The generation as plain data: when it began and ended, seconds to its first step, and why it ended."""
+        """Return it as plain data: when it began and ended, seconds to its first step, and why it ended."""
         to_step = round(self.stepped - self.began, 3) if self.stepped is not None else None
         found = {"number": self.number, "workers": self.workers, "began": self.began, "ended": self.ended}
         return {**found, "to_first_step": to_step, "why": self.why, "silent": round(self.silent, 3)}
@@ -128,9 +128,9 @@ class Elastic:
 
     Args:
         tasks: makes the processes of a generation, given this host's part of it and its memory.
-        body: what each process does.
-        heartbeat: seconds from one sign of life of a worker to the next.
-        group: decides who goes on.
+        body: the function that each process runs.
+        heartbeat: seconds between two heartbeats of a worker.
+        group: decides who continues.
         owned: the memory of the job on this host.
     """
 
@@ -185,7 +185,7 @@ class Elastic:
     def _run(
         self, part: agent_view.Part, signals: Signals, deadline: float | None
     ) -> tuple[Outcome, agent_view.HostReport]:
-        """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
+        """Run this host's part of a generation; return its end for the launcher and its report for the group."""
         memory = self._owned.begin(part.generation, part.lease)
         mine = Generation(part.generation, part.workers)
         self.generations.append(mine)
@@ -200,7 +200,7 @@ class Elastic:
         return outcome, report_of(outcome, memory)
 
     def _look(self, running: Sequence[StartedProcess], memory: JobMemory) -> EndReason | None:
-        """Return who gives no sign of life, what the others say, or that some can join."""
+        """Return why the generation must end: a silent worker, a message of another host, or workers that can join."""
         for child in running:
             silence, is_stopped = memory.silence(int(child.task.environment[RANK])), child.is_stopped()
             if silence > (STOPPED if is_stopped else SILENT) * self._heartbeat:
@@ -214,11 +214,11 @@ class Elastic:
 
 
 def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
-    """Return what the other hosts are told of this host's part of a generation."""
+    """Return the report for the other hosts on this host's part of a generation."""
     reason, failed, has_stepped = outcome.reason, outcome.failed or "", memory.stepped is not None
     joins = reason is not None and memory.waits
     is_told = reason is not None and reason.lost is None and not joins
-    is_refused = memory.is_refused and outcome.codes.get(failed, 0) > 0  # nobody is lost: the job ends with that error
+    is_refused = memory.is_refused and outcome.codes.get(failed, 0) > 0  # no worker is lost; the job ends by that error
     if is_told or is_refused:
         return agent_view.HostReport(has_stepped=has_stepped)
     if not failed and not joins:
@@ -235,7 +235,7 @@ def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
 
 @contextmanager
 def _noted_requests(group: Group) -> Iterator[None]:
-    """Take SIGUSR1 as the request to let as many workers join as there may be."""
+    """Handle SIGUSR1 as the request for the largest number of workers."""
 
     def note(_: int, __: FrameType | None) -> None:
         group.request()
@@ -255,15 +255,15 @@ def _counted(workers: int) -> str:
     return f"{workers} worker" + ("s" if workers != 1 else "")
 
 
-# A job on one host: its launcher decides by itself who goes on.
+# A job on one host: its launcher decides alone who continues.
 
 
 class OnlyAgent:
     """The only agent of a job.
 
     Args:
-        restarts: how many of them may be restarted.
-        auxiliary: how many processes serve them.
+        restarts: how many workers may be restarted.
+        auxiliary: the number of auxiliary processes.
     """
 
     def __init__(self, bounds: agent_view.Bounds, restarts: int, auxiliary: int, ports: agent_view.Ports) -> None:
@@ -273,7 +273,7 @@ class OnlyAgent:
         self.why = ""
 
     def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
-        """Decide how many go on."""
+        """Decide how many workers continue; None: the job is over."""
         self.why = ""
         if report is not None and not report.words:
             return None
@@ -288,38 +288,38 @@ class OnlyAgent:
         return agent_view.Part(view.generation, range(view.workers), tuple(addresses), view.workers)
 
     def look(self, memory: JobMemory) -> str | None:
-        """Let workers join if there are any."""
+        """Let worker 0 stop for workers that can join, if there are any."""
         if not memory.lets_join and agent_view.can_join(self._view, (), self._bounds):
             memory.let_join()
         return None
 
     def request(self) -> None:
-        """Let all join that were lost."""
+        """Let all lost workers join again."""
         self._view = agent_view.asked_for_more(self._view)
 
     def leave(self) -> None:
-        """Do nothing: nobody else is there."""
+        """Do nothing, because there are no other agents."""
 
 
 Group = AgentMeeting | OnlyAgent
-"""The agents of a job, as one of them sees it."""
+"""An agent of a job."""
 
 
-# The folder in which an elastic job that has not come to its end leaves its snapshots, for the next one to go on from.
+# The folder in which an elastic job that is ended early keeps its snapshots, from which the next job continues.
 #
 #     launch --elastic 2:4 --snapshot-dir kept train.py     SIGTERM ─► the last snapshot ─► kept/000001/loop.npz, seed
 #     the same command                                      begins at that step; at its end kept/ is empty
 #
-# A folder is written under another name and renamed, so what is there is whole; only then the one before it is removed.
+# A folder is written under a temporary name and renamed, so that each one is complete; then the older one is removed.
 
 _COMING = ".coming"
 
 
 class KeptSnapshots:
-    """The folder.
+    """The folder of kept snapshots.
 
     Args:
-        path: where it is; it is made if need be.
+        path: it is created if it does not exist.
 
     Raises:
         ConfigError: it cannot be written.
@@ -335,7 +335,7 @@ class KeptSnapshots:
             raise ConfigError(f"the folder {path} cannot be written", where="--snapshot-dir")
 
     def restore(self, memory: Path) -> bool:
-        """Copy what an earlier job has left into the folder of this one's memory; return whether there was anything."""
+        """Copy the snapshots of an earlier job into the folder of this job's memory; return whether there were any."""
         whole = self._whole()
         if not whole:
             return False
@@ -344,7 +344,7 @@ class KeptSnapshots:
         return True
 
     def keep(self, memory: Path) -> bool:
-        """Keep the snapshots of a job that has ended before its end, if it has taken any; return whether it has."""
+        """Keep the snapshots of a job that was ended early; return whether there were any."""
         snapshots = [file for file in memory.glob("*.npz") if not file.name.startswith(("new-", "coming-"))]
         if not snapshots:
             return False
@@ -360,11 +360,11 @@ class KeptSnapshots:
         return True
 
     def clear(self) -> None:
-        """Remove what is kept: the job has come to its end."""
+        """Remove all kept snapshots, because the job has finished."""
         self._remove([*self._whole(), *self._path.glob(f"*{_COMING}")])
 
     def _whole(self) -> list[Path]:
-        """Return what is kept, the newest last."""
+        """Return the complete folders, the newest last."""
         return sorted(entry for entry in self._path.iterdir() if entry.name.isdecimal() and entry.is_dir())
 
     def _remove(self, entries: list[Path]) -> None:

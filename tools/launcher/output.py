@@ -16,24 +16,24 @@ from typing import BinaryIO, NamedTuple, TextIO
 
 from autograph_rewrite.tools.output_pipes import NOISE, drop_the_rest
 
-# Enough for a traceback; who wants all of it reads up, or in the log.
+# Enough for a traceback; the full output is on the terminal or in the log.
 KEPT_LINES = 30
-# A line that is longer than this and has no end is passed on in pieces.
+# An unfinished line that is longer than this is passed on in pieces.
 LONGEST_LINE = 1 << 16
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 
 
 Form = Callable[[bytes], bytes]
-"""What makes of a line, without its end, what is shown of it."""
+"""Formats a line, without its newline, for output."""
 
 
 class LineWriter:
-    """Passes on what one process writes, line by line; keeps the last lines, and a raw copy in a log.
+    """Passes on the output of one process line by line; keeps the last lines, and writes a raw copy to a log.
 
     Args:
-        form: makes of a line what is shown.
-        log: where the bytes go as they are.
+        form: formats each line.
+        log: receives the raw bytes.
     """
 
     def __init__(self, out: BinaryIO, form: Form, log: BinaryIO | None = None) -> None:
@@ -44,7 +44,7 @@ class LineWriter:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what the process has written."""
+        """Take a part of the process's output."""
         if self._log is not None:
             self._log.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -54,7 +54,7 @@ class LineWriter:
         self._write(lines)
 
     def close(self) -> None:
-        """Pass on a last line that has no end."""
+        """Pass on an unfinished last line."""
         if self._rest:
             self._write([self._rest])
             self._rest = b""
@@ -62,14 +62,14 @@ class LineWriter:
     def _write(self, lines: list[bytes]) -> None:
         try:
             for line in lines:
-                # A progress bar writes over itself: what follows the last return is what a terminal would show.
+                # A progress bar overwrites itself: a terminal would show the part after the last return.
                 shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-                self.last.append(shown.decode("utf-8", errors="replace"))  # all of them, for whoever asks what failed
+                self.last.append(shown.decode("utf-8", errors="replace"))  # also noise, which may explain a failure
                 if NOISE.match(shown):
                     continue
                 self._out.write(self._form(shown) + b"\n")
             self._out.flush()
-        except BrokenPipeError:  # `launch ... | head` ends what is shown, not the job
+        except BrokenPipeError:  # `launch ... | head` ends the output, not the job
             drop_the_rest(self._out)
 
 
@@ -91,12 +91,12 @@ def opened(
     append: bool = False,
     forms: Callable[[str, str], Form] | None = None,
 ) -> Iterator[Output]:
-    """Give the writers of all processes: stdout stays stdout, stderr stderr, and both go into a log per process.
+    """Yield the writers of all processes: stdout to stdout, stderr to stderr, and both to a log per process.
 
     Args:
-        log_dir: where the logs are, if there are any; `worker 0` writes into `worker-0.log`.
-        append: keep what the logs hold already.
-        forms: makes the form of the lines of a process on "stdout" or "stderr"; None: they begin with its name.
+        log_dir: the folder of the logs, if any; `worker 0` writes to `worker-0.log`.
+        append: keep the present content of the logs.
+        forms: makes the formatter for the lines of a process on "stdout" or "stderr"; None: they begin with its name.
     """
     made = forms or prefixed(names)
     with ExitStack() as files:
@@ -116,17 +116,17 @@ def opened(
 
 
 def prefixed(names: Sequence[str]) -> Callable[[str, str], Form]:
-    """Return what makes forms of lines that begin with the names of their processes."""
+    """Return a function that makes formatters which prefix lines with the names of their processes."""
     prefix = {"stdout": prefixes(names, sys.stdout), "stderr": prefixes(names, sys.stderr)}
     return lambda name, stream: lambda line: prefix[stream][name] + line
 
 
 def prefixes(names: Sequence[str], stream: TextIO) -> dict[str, bytes]:
-    """What stands before the lines of each process; in colours where the stream is a terminal that wants them."""
+    """Return the prefix of the lines of each process, coloured if the stream is a terminal with colours."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream)  # it knows about terminals, NO_COLOR and FORCE_COLOR
+    console = Console(file=stream)  # it handles terminals, NO_COLOR and FORCE_COLOR
     made = {}
     for i, name in enumerate(names):
         with console.capture() as captured:
@@ -136,6 +136,6 @@ def prefixes(names: Sequence[str], stream: TextIO) -> dict[str, bytes]:
 
 
 def _binary(stream: TextIO) -> BinaryIO:
-    """The bytes below a text stream, after what was written as text."""
+    """Return the byte stream of a text stream, after flushing the text."""
     stream.flush()
     return stream.buffer

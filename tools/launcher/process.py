@@ -1,8 +1,7 @@
-"""One process of a job: it cannot outlive the launcher, and leaves no children behind.
+"""Run one process of a job, which cannot outlive the launcher and leaves no child processes.
 
-It leads a session and a process group of its own: a signal to the group reaches whatever it started, and Ctrl-C in the
-terminal reaches the launcher alone, who decides. On Linux the kernel kills it when the launcher dies, however that
-happens.
+It leads a new session and process group: a signal to the group reaches its children, too, and Ctrl-C in the terminal
+reaches only the launcher. On Linux the kernel kills the process when the launcher dies, whatever the cause.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ class Task:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that it has beside those of the launcher."""
+    """Variables that it has in addition to those of the launcher."""
     auxiliary: bool = False
-    """It serves the others, and is ended when they have ended."""
+    """It is a server of the other processes, and is ended after they have ended."""
     core: int | None = None
-    """The only core that it may use."""
+    """The only core that it may use; None: all."""
 
 
 class StartedProcess(ABC):
-    """A process that was started, and leads a group of its own.
+    """A started process, which leads a new process group.
 
     Args:
-        pipes: whether the launcher reads what it writes; otherwise it writes where the launcher does.
+        pipes: the launcher reads its output; otherwise it inherits the launcher's stdout and stderr.
 
     Attributes:
-        code: the exit code, once it was seen to have ended; negative: the signal that killed it.
+        code: the exit code, once `has_ended` has seen its end; negative: the signal that killed it.
         pipes: the descriptors of its stdout and stderr.
-        pid: its number, and that of its group.
+        pid: its process id, which is also that of its group.
     """
 
     def __init__(self, task: Task, pipes: bool) -> None:
@@ -58,40 +57,40 @@ class StartedProcess(ABC):
 
     @abstractmethod
     def _start(self, outputs: Sequence[int]) -> int:
-        """Start it, with these as its stdout and stderr; return its number."""
+        """Start it with these descriptors as stdout and stderr; return its process id."""
 
     @abstractmethod
     def _wait(self) -> int:
-        """Wait until it has ended; return its exit code."""
+        """Wait for its end; return its exit code."""
 
     def has_ended(self) -> bool:
-        """Whether it has ended; what it left behind in its group is killed then."""
+        """Return whether it has ended; then kill the rest of its group."""
         if self.code is not None:
             return True
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
-        self.send(signal.SIGKILL)  # before it is reaped: until then nobody else can get the number of its group
+        self.send(signal.SIGKILL)  # before it is reaped, because until then no other group can get its number
         self.code = self._wait()
         return True
 
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP, a debugger)."""
+        """Return whether it is stopped (by SIGSTOP or a debugger)."""
         with suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
         return False
 
     def send(self, number: int) -> None:
-        """Send a signal to it and to whatever it started."""
+        """Send a signal to it and its children."""
         if self.code is not None:
             return
         with suppress(ProcessLookupError, PermissionError):
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
-                os.kill(self.pid, number)  # it does not lead its group yet; never both: a second Ctrl-C is in a hurry
+                os.kill(self.pid, number)  # it does not lead its group yet; not both, because a second Ctrl-C kills
 
     def close(self) -> None:
-        """Wait until it has ended, and read no more of what it wrote."""
+        """Wait for its end, and close its pipes."""
         if self.code is None:
             self.code = self._wait()
         for pipe in self.pipes:
@@ -103,8 +102,8 @@ class Child(StartedProcess):
 
     def _start(self, outputs: Sequence[int]) -> int:
         out, err = outputs or (None, None)
-        # After a fork only the forking thread goes on, so Python code in between is safe where there is one thread
-        # only: the launcher has no other.
+        # Only the forking thread survives in the child, so Python code before the exec (`preexec_fn`) is safe only in a
+        # process with one thread, as the launcher is.
         self._process = subprocess.Popen(
             self.task.command,
             env={**os.environ, **self.task.environment},
@@ -122,17 +121,17 @@ class Child(StartedProcess):
 
 @functools.cache
 def libc() -> ctypes.CDLL | None:
-    """Return the C library, for `prepare`; None where it has no use for it."""
+    """Return the C library for `prepare`; None on other systems than Linux."""
     return ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def prepare(launcher: int, core: int | None, libc: ctypes.CDLL | None) -> None:
-    """What a new process does before it becomes the program, in its own stead.
+    """Prepare a new process before it runs the program; called in that process.
 
     Args:
-        launcher: the process that it ends with.
-        core: the only one that it may use; None: all.
-        libc: loaded before the fork, as loading takes locks.
+        launcher: the process id of the launcher, with which it ends.
+        core: the only core that it may use; None: all.
+        libc: loaded before the fork, because loading takes locks.
     """
     if libc is not None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

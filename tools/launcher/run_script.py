@@ -1,8 +1,8 @@
-"""Run a script as `python SCRIPT` would, or a module as `python -m` would; errors of ours come without a traceback.
+"""Run a script like `python SCRIPT`, or a module like `python -m`; print this package's errors without a traceback.
 
-`launch` starts this file itself, by its path, in each process of a job. Before the script runs it imports the package,
-which is cheap, and joins the process to its job as soon as the script imports TensorFlow: so the script may import the
-package when it likes. One that never imports TensorFlow pays for neither it nor a server.
+`launch` starts this file, by its path, in each process of a job. It imports the package first, which is cheap, and
+joins the job as soon as the script imports TensorFlow, so the script may import the package at any time. A script that
+never imports TensorFlow starts neither TensorFlow nor a server.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pathlib import Path
 PACKAGE = "autograph_rewrite"
 INTERRUPTED = 130
 ASKED_TO_END = (129, INTERRUPTED, 143)
-"""Exit codes of programs that a signal has asked to end."""
+"""Exit codes of programs that end because of a signal."""
 FLUSH = 0.3
-"""Seconds in which gRPC sends what others may still wait for."""
+"""Seconds for gRPC to send messages that other processes may still wait for."""
 CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
 ANSWERED_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"
 
 
 def main() -> int:
-    """Run what the command line says: [-m] SCRIPT ARGUMENTS."""
+    """Run the command line: [-m] SCRIPT ARGUMENTS."""
     if sys.path[:1] == [str(Path(__file__).parent)]:
-        del sys.path[0]  # the modules beside this file are not the script's
+        del sys.path[0]  # the script must not import the modules next to this file
     module = sys.argv[1] == "-m"
     script, *arguments = sys.argv[2:] if module else sys.argv[1:]
     try:
@@ -47,16 +47,16 @@ def main() -> int:
         return INTERRUPTED
     except Exception as error:
         sys.last_value = error
-        from autograph_rewrite.tools.cli import report  # it is one of ours, so the script has imported us
+        from autograph_rewrite.tools.cli import report  # this package raised it, so the package can be imported
 
         return report(error, as_json=False)
 
 
 def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> int:
-    """Run a script as a process of the job that the environment tells of; return its exit code, 1 when it raises.
+    """Run a script as a process of the job in the environment; return its exit code, 1 if it raises.
 
     Raises:
-        RewriteError: the script did, and it is for the command line to tell.
+        RewriteError: the script raised it; the caller prints it.
     """
     importlib.import_module(f"{PACKAGE}.runtime.job.join_on_import").join_on_import()
     try:
@@ -71,7 +71,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
             _tell_if_idle(script)
         return code
     except Exception as error:
-        sys.last_value = error  # as Python itself says that the program has failed, to what runs at its end
+        sys.last_value = error  # as Python does; functions that run at exit see that the program has failed
         if _is_ours(error):
             raise
         _print_traceback(error)
@@ -81,7 +81,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
 
 
 def _tell_if_idle(script: str) -> None:
-    """Say so where the script has never asked for the configuration that it was given."""
+    """Warn if the script has never used the given configuration."""
     config = os.environ.get(CONFIG_VARIABLE)
     if config and not os.environ.get(ANSWERED_VARIABLE):
         told = f"{script} never called ar.distribute or ar.rewrite, so it was not distributed as {config} says"
@@ -112,7 +112,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the script's own part of the traceback; how we came to run it is no news to its author."""
+    """Print the part of the traceback that is in the script, without the frames of this file and runpy."""
     own = error.__traceback__
     while own is not None and "runpy" not in own.tb_frame.f_code.co_filename:
         own = own.tb_next
@@ -122,11 +122,11 @@ def _print_traceback(error: Exception) -> None:
 
 
 def _leave(code: int) -> None:
-    """End at once where somebody waits for it: all that Python does at its end, but for tidying up TensorFlow.
+    """End the process as Python does, but without TensorFlow's clean-up.
 
-    That takes one or two seconds of the few that there are until the kill, and helps nobody.
+    The clean-up takes one or two of the few seconds until the process is killed, and has no use.
     """
-    threading._shutdown()  # type: ignore[attr-defined] # threads that are no daemons, as those that write checkpoints
+    threading._shutdown()  # type: ignore[attr-defined] # joins threads, such as writers of checkpoints
     atexit._run_exitfuncs()
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     for file in [found for found in gc.get_objects() if type(found) in kinds]:

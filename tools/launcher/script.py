@@ -1,7 +1,7 @@
-"""Script arguments that `run` and `launch` have in common.
+"""Declare and check the script arguments of `run` and `launch`.
 
-Each process that they start runs `execute.py`, as `run` does without another process: a script meets the same
-arguments, paths, errors and exit codes whether one process runs it or many.
+Each process that they start runs `run_script.py`, whose `execute` the verb `run` also calls in its own process. So a
+script gets the same arguments, paths, errors and exit codes whether one process runs it or many.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return a function that reads a whole number that is not less."""
+    """Return a function that reads a whole number from `least` on."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -50,10 +50,10 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def require_script(args: argparse.Namespace) -> Config | None:
-    """Stop before anything has been done if the script or its configuration cannot be had; return the latter.
+    """Require the script and its configuration before anything is started; return the configuration.
 
     Raises:
-        ConfigError: there is no script, or the configuration is wrong.
+        ConfigError: the script does not exist, or the configuration is wrong.
     """
     if args.module:
         package = args.script.partition(".")[0]
@@ -64,31 +64,31 @@ def require_script(args: argparse.Namespace) -> Config | None:
     if args.config is None:
         return None
     from autograph_rewrite.tools.common_arguments import (
-        read_config,  # half of the time to start a script that needs none
+        read_config,  # importing it takes half of the start-up time of a script without a configuration
     )
 
-    return read_config(args, load_custom_ops=False)  # whoever trains loads them
+    return read_config(args, load_custom_ops=False)  # the processes that train load them
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
-    """The command that runs the script in a process of its own."""
+    """Return the command that runs the script in a separate process."""
     return (sys.executable, run_script.__file__, *(("-m",) if args.module else ()), args.script, *args.args)
 
 
 def environment(args: argparse.Namespace, restarts: int, grace: float) -> dict[str, str]:
-    """What each process finds in its environment.
+    """Return the environment variables of each process.
 
     Args:
         restarts: how many there were before.
-        grace: seconds that it has to end by itself.
+        grace: seconds that the process has to end by itself.
     """
-    # Lines should appear when they are written, not when a buffer is full.
+    # Unbuffered, so that lines appear when they are written.
     given = {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
     return {**given, GRACE: str(grace), **chosen(args)}
 
 
 def chosen(args: argparse.Namespace) -> dict[str, str]:
-    """The configuration that the script finds in its environment, where it is given one."""
+    """Return the environment variables that name the configuration, if there is one."""
     if args.config is None:
         return {}
     return {CONFIG_VARIABLE: os.path.abspath(found(args.config)), run_script.ANSWERED_VARIABLE: ""}
@@ -96,7 +96,7 @@ def chosen(args: argparse.Namespace) -> dict[str, str]:
 
 @contextmanager
 def in_environment(given: Mapping[str, str]) -> Iterator[None]:
-    """Give this process, for a while, variables in its environment."""
+    """Set environment variables of this process during a block."""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
@@ -110,10 +110,10 @@ def in_environment(given: Mapping[str, str]) -> Iterator[None]:
 
 
 def described(args: argparse.Namespace) -> dict[str, Any]:
-    """The script and its configuration, for --json."""
+    """Return the script and its configuration, for --json."""
     return {"script": args.script, "config": args.config}
 
 
 def _is_here(package: str) -> bool:
-    """Whether a package lies in the current folder, which only the script's own process has in its path."""
+    """Return whether a package is in the current folder, which only the script's process has in its path."""
     return Path(package).is_dir() or Path(f"{package}.py").is_file()

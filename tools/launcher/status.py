@@ -1,11 +1,12 @@
-"""The status of jobs on this machine: each launcher has a folder, in which its processes write how far they have come.
+"""Read the status of jobs on this machine: each launcher has a folder, into which its processes write their progress.
 
     /run/user/1000/autograph-rewrite/4711/     of the launcher with this process id
-      job.json                                 what it runs, since when
+      job.json                                 its script and start time
       worker-0/4715-1.json                     `runtime.job.progress`, written every second
-      worker-0/saved.json                      what it has saved last
+      worker-0/saved.json                      its last snapshot or checkpoint
 
-`launch --status` reads the folders of all that run; `launch --metrics PORT` hands out its own to Prometheus.
+`launch --status` reads the folders of all running launchers; `launch --metrics PORT` answers Prometheus from the folder
+of its job.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ if TYPE_CHECKING:
 
 
 STALE = 5.0
-"""Seconds without a writing after which a process counts as silent; it writes every second."""
+"""Seconds without a write after which a process counts as silent; it writes every second."""
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """How far a process has come. Its progress is that of what has stepped last."""
+    """The progress of a process: that of its session, function or model that stepped last."""
 
     name: str
     progress: Mapping[str, Any]
 
     @property
     def steps(self) -> int:
-        """Steps that are done."""
+        """The number of finished steps."""
         return int(self.progress.get("steps", 0))
 
     def behind(self, furthest: int) -> int:
-        """Return how many steps less than the first of all it has done; 0 for one that has not trained."""
+        """Return how many steps it has done less than the furthest process; 0 if it has not trained."""
         return furthest - self.steps if self.progress else 0
 
     def state(self, furthest: int, now: float) -> str:
-        """Return what it does, in words.
+        """Return its state in words.
 
         Args:
-            furthest: the steps that the first of all has done.
+            furthest: the steps of the furthest process.
             now: by `time.time`.
         """
         if not self.progress:
@@ -83,11 +84,11 @@ class JobStatus:
     began: float
     processes: Sequence[ProcessStatus]
     saved: Mapping[str, Any] = field(default_factory=dict)
-    """What was saved last: "snapshot" or "checkpoint", behind which step, when; nothing before the first."""
+    """The last snapshot or checkpoint: kind, step and time; empty before the first."""
 
     @property
     def furthest(self) -> int:
-        """The steps that the first of all has done."""
+        """The steps of the furthest process."""
         return max((process.steps for process in self.processes), default=0)
 
     def data(self, now: float) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class StatusFolder:
         self.path = _home() / str(os.getpid())
 
     def __enter__(self) -> StatusFolder:
-        shutil.rmtree(self.path, ignore_errors=True)  # of an earlier process with this id
+        shutil.rmtree(self.path, ignore_errors=True)  # an earlier process had this id
         self.path.mkdir(mode=0o700, parents=True)
         (self.path / "job.json").write_text(json.dumps({"script": self._script, "began": time.time()}))
         return self
@@ -117,26 +118,26 @@ class StatusFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def environment(self, process: str) -> dict[str, str]:
-        """Return what a process finds in its environment."""
+        """Return the environment variable that names a process's folder; create the folder."""
         folder = self.path / process.replace(" ", "-")
         folder.mkdir(mode=0o700, exist_ok=True)
         return {VARIABLE: str(folder)}
 
     def keep_only(self, processes: Iterable[str]) -> None:
-        """Forget processes that a start of the job does not have any more."""
+        """Remove the folders of all other processes."""
         known = {process.replace(" ", "-") for process in processes}
         for entry in self.path.iterdir():
             if entry.is_dir() and entry.name not in known:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def steps(self, process: str) -> int | None:
-        """Return how many steps a process has done; None: it does not say."""
+        """Return how many steps a process has done; None: it has written nothing."""
         found = max(_written(self.path / process.replace(" ", "-")), key=_when, default=None)
         return found["steps"] if found is not None else None
 
 
 def running() -> list[JobStatus]:
-    """Return the jobs of this user that run on this machine, the oldest first; what dead launchers left is removed."""
+    """Return the running jobs of this user on this machine, the oldest first; remove folders of dead launchers."""
     found = []
     for folder in _home().iterdir():
         if not folder.name.isdecimal():
@@ -150,7 +151,7 @@ def running() -> list[JobStatus]:
 
 
 def read_status(folder: Path) -> JobStatus:
-    """Return the status of the job whose launcher has a folder.
+    """Return the status of the job in a launcher's folder.
 
     Raises:
         OSError: the job has ended.
@@ -166,7 +167,7 @@ def read_status(folder: Path) -> JobStatus:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return what a file says; nothing where there is none."""
+    """Return the JSON object in a file; empty if there is none."""
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -175,7 +176,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _written(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in folder.glob("[0-9]*.json"):  # by process; others begin with a dot, and are half-written
+    for file in folder.glob("[0-9]*.json"):  # begins with a process id; unfinished files begin with a dot
         with suppress(OSError, ValueError):
             yield json.loads(file.read_text(encoding="utf-8"))
 
@@ -189,13 +190,13 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # a process of another user
         pass
     return True
 
 
 def _home() -> Path:
-    """Return the folder of this user's jobs, which nobody else can have made."""
+    """Return the folder of this user's jobs, which must belong to this user."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     home = Path(runtime) / "autograph-rewrite" if runtime and os.access(runtime, os.W_OK) else None
     home = home or Path(tempfile.gettempdir()) / f"autograph-rewrite-{os.getuid()}"
@@ -206,7 +207,7 @@ def _home() -> Path:
     return home
 
 
-# Look at jobs from outside: `launch --status` prints a table, `--metrics` answers Prometheus while a job runs.
+# Show jobs: `launch --status` prints a table, `--metrics` answers Prometheus while a job runs.
 
 
 class ShowStatus(argparse.Action):
@@ -215,7 +216,7 @@ class ShowStatus(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, value: Any, option: str | None = None
     ) -> None:
-        """Print."""
+        """Print the status."""
         jobs, now = running(), time.time()
         if value == "json":
             print(json.dumps({"jobs": [job.data(now) for job in jobs]}))
@@ -228,10 +229,10 @@ class ShowStatus(argparse.Action):
 
 @contextmanager
 def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
-    """Give the folder in which the processes of a job write how far they have come.
+    """Yield the folder into which the processes of a job write their progress.
 
     Args:
-        port: where to answer Prometheus; None: nowhere.
+        port: the port that answers Prometheus; None: there is none.
 
     Raises:
         ClusterError: the port is taken.
@@ -300,9 +301,9 @@ def text(job: JobStatus) -> str:
 
 @contextmanager
 def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
-    """Answer at a port of this machine, for nobody outside of it.
+    """Answer at a loopback port during a block.
 
-    A process of its own does: the launcher has one thread only, as it forks.
+    A separate process answers, because the launcher forks and so must have only one thread.
 
     Raises:
         ClusterError: the port is taken.
@@ -331,7 +332,7 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
 
 
 def serve(listening: socket.socket, folder: Path) -> None:
-    """Answer without end."""
+    """Answer requests for ever."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -15,6 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look for it; exit with 1 where `verify` fails."""
+    """Search for it; exit with 1 if `verify` fails."""
     chosen = config_or_plan(args)
     return print_verdict(ar.bisect(load_graph(args), chosen, **comparison(args)), args)

@@ -3,7 +3,7 @@
     eval "$(autograph-rewrite completion bash)"          in ~/.bashrc; zsh: the same with zsh, in ~/.zshrc
     autograph-rewrite completion fish > ~/.config/fish/completions/autograph-rewrite.fish
 
-The script holds all words, so that a shell completes without starting Python.
+The script contains all words, so that the shell completes without starting Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 class Option(NamedTuple):
-    """An option of a verb: its names, what may follow it (None: nothing; empty: anything, a file for example), help."""
+    """An option of a verb: its names, its values (None: it takes none; empty: any, as a file), and its help."""
 
     names: tuple[str, ...]
     values: tuple[str, ...] | None
@@ -64,7 +64,7 @@ Verbs = dict[str, tuple[str, list[Option]]]
 
 
 def _bash(verbs: Verbs, *, is_zsh: bool) -> Iterator[str]:
-    """Yield a script of bash; zsh runs it, too, by a module of its own."""
+    """Yield a bash script, which zsh runs by its module bashcompinit."""
     if is_zsh:
         yield "autoload -U +X compinit && compinit -i"
         yield "autoload -U +X bashcompinit && bashcompinit"
@@ -90,7 +90,7 @@ def _bash(verbs: Verbs, *, is_zsh: bool) -> Iterator[str]:
 
 
 def _places(verbs: Verbs) -> dict[tuple[str, ...], list[str]]:
-    """Return behind which verb and word known values stand, by these values; an argument's stand behind its verb."""
+    """Return the verb and option after which values may follow, by these values; for an argument, only the verb."""
     found: dict[tuple[str, ...], list[str]] = {}
     for verb, (_, options) in verbs.items():
         for option in options:

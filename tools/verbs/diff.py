@@ -1,4 +1,4 @@
-"""`diff A B`: what changed between two graphs: added, removed, copied, rewired, moved."""
+"""`diff A B`: the changes from one graph to another: nodes added, removed, copied, rewired, moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain GRAPH --config C`: say in sentences what a rewrite does, what of it is divided, and what is replicated."""
+"""`explain GRAPH --config C`: say in sentences what a rewrite does, what is divided, and what is replicated."""
 
 from __future__ import annotations
 

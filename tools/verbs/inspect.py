@@ -1,4 +1,4 @@
-"""`inspect GRAPH`: inputs, outputs, variables with slots and updates, op counts, warnings; or what GPUs do with it."""
+"""`inspect GRAPH`: inputs, outputs, variables with slots and updates, op counts, warnings; or how it uses GPUs."""
 
 from __future__ import annotations
 

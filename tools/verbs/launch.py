@@ -1,6 +1,6 @@
 """`launch -n W [--ps P] SCRIPT`: run a script in several processes on this machine, as one job.
 
-Each process finds in TF_CONFIG who it is and where the others listen: on loopback, at free ports.
+TF_CONFIG gives each process its number and the addresses of all: loopback, at free ports.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what says how many processes there are, and how they are started."""
+    """Declare the options for the number of processes and how they are started."""
     add = parser.add_argument
     count = script.at_least(1)
     add("-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers")
@@ -73,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None = None) -> int:
-    """Run a job whose processes stay as many as they are; exit as `run`.
+    """Run a job with a fixed number of processes; return the exit code as `run` does.
 
     Args:
         args: the options of `add_process_arguments` and `add_script`.
-        metrics: the port at which its state is told; None: at none.
+        metrics: the port that answers Prometheus; None: there is none.
     """
-    from autograph_rewrite.cluster.membership import all_members  # --help is to be quick
+    from autograph_rewrite.cluster.membership import all_members  # imported here so that --help stays fast
 
     counts = _counts(args, config)
     with watched(args.script, metrics) as status:
@@ -96,7 +96,7 @@ def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None
 
 
 def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
-    """Run a job, or this host's part of one, that goes on without workers that are lost."""
+    """Run a job, or this host's part of it, that continues after workers are lost."""
     check_elastic(args, config)
     from autograph_rewrite.tools.launcher.launch_elastic import run_elastic  # it imports NumPy and TensorFlow
 
@@ -116,8 +116,8 @@ def _tasks(
     given: Mapping[str, str],
     line: tuple[str, ...],
 ) -> list[Task]:
-    """Return the processes of one start, given who they are, what they find, and what they run."""
-    from autograph_rewrite.cluster.launchers import TF_CONFIG  # --help is to be quick
+    """Return the processes of one start, from their memberships, environment variables and command."""
+    from autograph_rewrite.cluster.launchers import TF_CONFIG  # imported here so that --help stays fast
 
     status.keep_only(member.name for member in members)
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []
@@ -145,7 +145,7 @@ def _options(args: argparse.Namespace, status: StatusFolder) -> LaunchOptions:
 
 
 def _counts(args: argparse.Namespace, config: Config | None) -> tuple[int, int]:
-    """How many workers and parameter servers: as the options say, and the configuration, which must agree."""
+    """Return the numbers of workers and parameter servers, on which options and configuration must agree."""
     cluster = config.cluster if config is not None else None
     if cluster is None:
         if args.workers is None:
@@ -166,10 +166,10 @@ def _counts(args: argparse.Namespace, config: Config | None) -> tuple[int, int]:
 
 
 def _ports(count: int, base: int | None) -> list[int]:
-    """Ports that nobody listens at: all are held until the last is found, so they differ.
+    """Return free ports; all are held until the last is found, so that they differ.
 
     Raises:
-        ClusterError: one of those that were asked for is taken.
+        ClusterError: a port of `base` and the following ones is taken.
     """
     wanted: Sequence[int] = [0] * count if base is None else range(base, base + count)
     with ExitStack() as held:
@@ -177,7 +177,7 @@ def _ports(count: int, base: int | None) -> list[int]:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket for all interfaces at once: TensorFlow's server needs its port on all of them."""
+    """Return a socket bound on all interfaces, because TensorFlow's server needs its port on all of them."""
     has_six = socket.has_dualstack_ipv6()
     made = socket.socket(socket.AF_INET6 if has_six else socket.AF_INET)
     if has_six:
@@ -200,17 +200,17 @@ def _port(text: str) -> int:
     return int(text)
 
 
-# `launch --log-format json`: each line of a process as an object, with who wrote it, when, and in which step.
+# `launch --log-format json`: each line of a process as an object, with its process, time and steps.
 #
 # {"time": "2026-11-23T22:15:04.120Z", "process": "worker 1", "stream": "stderr", "steps": 118, "text": "loss 0.3"}
 
 
 _FRESH = 1.0
-"""Seconds after which the number of steps is looked up again; processes write it as often."""
+"""Seconds between two lookups of the number of steps; processes write it as often."""
 
 
 def json_lines(status: StatusFolder) -> Callable[[str, str], Form]:
-    """Return what makes the form of the lines that a process writes to a stream."""
+    """Return a function that makes the line formatter for a process and stream."""
 
     def of(process: str, stream: str) -> Form:
         steps, looked = None, float("-inf")

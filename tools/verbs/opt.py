@@ -46,7 +46,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the passes, and print what they leave."""
+    """Run the passes, and print the resulting graph."""
     if args.list:
         return _list(as_json=args.json)
     if args.graph is None:
@@ -79,7 +79,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     chosen = common.config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
     loaded = common.load_graph(args)
     require_unfolded(loaded)
-    # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
+    # A graph with placements may be the output of passes, so nodes that passes made do not mean that it is rewritten.
     item = normalise(loaded) if loaded.placements else normalise_original(loaded)
     plan = chosen if isinstance(chosen, ar.Plan) else request(item, with_processes(chosen))
     known = with_user_passes(PIPELINE, plan)

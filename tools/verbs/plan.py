@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_data(plan: ar.Plan) -> object:
-    """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
+    """Return a plan as plain data: the JSON form of plan.proto, and its ranking in a search."""
     from google.protobuf import json_format
 
     from autograph_rewrite.plan.parts.names import exchanged_bytes

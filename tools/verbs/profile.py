@@ -1,7 +1,7 @@
-"""`profile SCRIPT`: run a script as `run` does, or as `launch` does, and say where the time of some of its steps went.
+"""`profile SCRIPT`: run a script as `run` or `launch` does, and show where the time of some of its steps went.
 
-The first thing that trains is measured on every rank: a distributed function, a Keras model or a session. Each process
-leaves its trace in a folder; they are put together here, by one clock.
+The first distributed function, Keras model or session that trains is measured on every rank. Each process writes its
+trace into a folder; this verb combines the traces by one clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, put the traces of its processes together, and print what they add up to."""
+    """Run the script, combine the traces of its processes, and print the profile."""
     config = require_script(args)
     is_job = args.workers is not None or (config is not None and config.cluster is not None)
     quiet = argparse.Namespace(**{**vars(args), "json": False})
@@ -57,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collected(folder: Path, script: str) -> Profile:
-    """Return the profile of all ranks that have left a trace in a folder.
+    """Return the profile of the ranks whose traces are in a folder.
 
     Args:
         folder: with a file for each rank.
 
     Raises:
-        GraphError: nobody has left one.
+        GraphError: there is no trace.
     """
     from autograph_rewrite.inspect.profile import Profile
     from autograph_rewrite.inspect.rank_trace import RankTrace
@@ -79,7 +79,7 @@ def collected(folder: Path, script: str) -> Profile:
 
 
 def _asked(args: argparse.Namespace, folder: str) -> dict[str, str]:
-    """Return what asks the processes that are started for a profile."""
+    """Return the environment variable that makes the started processes measure a profile."""
     from autograph_rewrite.runtime.engine.step_observers import PROFILE
 
     return {

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the graph and the command that shows the failure; exit with 1 where there is one."""
+    """Write the graph and the command that shows the failure; exit with 1 if there is a failure."""
     config = common.read_config(args)
     found = ar.reduce(common.load_graph(args), config, **common.comparison(args))
     text = ar.dump(found.item, full=True) if found.kind else ""

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rewrite once more if there is something to rewrite by, and write the file."""
+    """Rewrite the graph if there is a configuration or plan, and write the file."""
     require_one_result(args)
     common.check_form(args.out, (".html",), "report")
     chosen = common.read_config(args) if args.config is not None else common.optional_plan(args)

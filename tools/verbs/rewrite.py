@@ -1,4 +1,4 @@
-"""`rewrite GRAPH`: write the distributed graph; with `--dump-dir`, also what every pass left behind."""
+"""`rewrite GRAPH`: write the distributed graph; with `--dump-dir`, also the graph after every pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rewrite; files appear only when everything has succeeded."""
+    """Rewrite; write files only if everything succeeds."""
     from autograph_rewrite.inspect.pass_states import Changes
     from autograph_rewrite.inspect.report_view import account_of
     from autograph_rewrite.tools.reproducer import reproducible
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_changed:
         observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
     common.check_form(args.out, common.GRAPH_FORMS, "graph")
-    with ExitStack() as stack:  # a path that cannot be written is found out before the work is done
+    with ExitStack() as stack:  # opens all outputs first, so that a path that cannot be written fails early
         out = stack.enter_context(common.replacing(args.out, common.GRAPH_FORMS[0]))
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))

@@ -1,9 +1,9 @@
-"""`run SCRIPT --config C`: run a user's script with a configuration in place of the one that it does not name.
+"""`run SCRIPT --config C`: run a user's script with a configuration that the script does not name.
 
 `ar.distribute(step)` and `ar.rewrite(item)` without a configuration take the file that the environment variable
-AUTOGRAPH_REWRITE_CONFIG names, so one script trains under any configuration, unchanged.
+AUTOGRAPH_REWRITE_CONFIG names, so that one script can train under any configuration without changes.
 
-With `--restart N` the script gets a process of its own, which is started again when it fails.
+With `--restart N` the script runs in a separate process, which is started again if it fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script as `python SCRIPT ...` would; exit with its code, or 1 when it raises."""
-    require_script(args)  # a mistake should stop us before the script has done anything
+    require_script(args)  # find mistakes before the script has done anything
     if args.restart:
         return run_supervised(args)
     with in_environment({**chosen(args), GRACE: str(grace())}):
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_supervised(args: argparse.Namespace) -> int:
-    """Run it in another process, and again if it fails, as often as the options say; return its exit code."""
+    """Run the script in another process, with up to `args.restart` restarts after failures; return its exit code."""
 
     def tasks(restarts: int) -> list[Task]:
         return [Task("the script", command(args), environment(args, restarts, seconds))]

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _commands(advice: Iterable[str], args: argparse.Namespace) -> Iterator[str]:
-    """Yield advice with command lines in place of calls; a plan is of one graph, so none is reduced by one."""
+    """Yield advice with command lines in place of calls; leave `reduce` out for a plan, which fits one graph only."""
     for text in advice:
         call, _, what = text.partition(": ")
         verb = next((one for one in ("bisect", "reduce") if call == f"ar.{one}(item, config)"), None)

@@ -1,4 +1,4 @@
-"""`why-not GRAPH VARIABLE STRATEGY`: what a strategy makes of a variable, and why it spreads it no further."""
+"""`why-not GRAPH VARIABLE STRATEGY`: where a strategy puts a variable, and why it does not shard it further."""
 
 from __future__ import annotations
 

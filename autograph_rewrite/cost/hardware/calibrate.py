@@ -1,7 +1,7 @@
 """`calibrate`: measure this machine's CPU with a short profile of TensorFlow's kernels (about three seconds).
 
-For each family of ops one large op is timed, many times in a chain, so that each waits for the one before. What the
-chain of the same op on a few numbers takes is what starting an op costs.
+For each family of ops one large op is timed in a chain, in which each op waits for the one before. A chain of an op on
+a few numbers gives the time of starting an op.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from autograph_rewrite import requires
 from autograph_rewrite.cost.hardware.machine import CORE, SERIAL, Machine
 
 Op = Callable[[Any, Any], Any]
-"""An op of a chain: it is given the result of the one before, and a value of the same shape that never changes."""
+"""An op of a chain: it takes the result of the one before, and a value of the same shape that never changes."""
 CHAIN = 8
 QUICKEST = 1e-6
-"""No op takes less: in a chain, TensorFlow starts each in the thread that ran the one before."""
+"""The least seconds of starting an op; a chain measures less, because TensorFlow runs all of it in one thread."""
 SECONDS = 0.04
-"""For how long each chain is repeated."""
+"""How long each chain is repeated."""
 
 
 def calibrate(machine: Machine | None = None) -> Machine:
-    """Return a machine with the CPU of this process measured; what is no CPU stays as it is.
+    """Return a machine with measured figures for the CPU of this process; all others stay the same.
 
     Args:
-        machine: what is known of the rest; left out, round figures.
+        machine: gives all other figures; default: round figures.
     """
     tf = requires.tensorflow()
     machine = machine or Machine()
@@ -49,11 +49,11 @@ def calibrate(machine: Machine | None = None) -> Machine:
 
 
 def _multiply(x: Any, y: Any) -> Any:
-    return x * y  # of no constant: TensorFlow would fold a chain of those
+    return x * y  # y is no constant, because TensorFlow would fold a chain of constants
 
 
 def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
-    """Return, by family, an op that keeps its input's shape, that shape, and its arithmetic."""
+    """Return, by family, an op that keeps its input's shape, that shape, and its FLOPs."""
     weight = tf.constant(0.01, shape=(512, 512))
     kernel = tf.constant(0.01, shape=(3, 3, 32, 32))
     rows = tf.range(4096)[::-1]
@@ -72,18 +72,18 @@ def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
 
 
 def _small(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
-    """Return the seconds of one op of a chain: what a longer chain takes more than a shorter one."""
+    """Return the seconds of one op of a chain, from the difference of a longer and a shorter chain."""
     short, long = (_call(tf, make, shape, chain) for chain in (4 * CHAIN, 20 * CHAIN))
     return max((long - short) / (16 * CHAIN), QUICKEST)
 
 
 def _large(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
-    """Return the seconds of one op of a chain, beside which the call counts for nothing."""
+    """Return the seconds of one op of a chain that is so slow that the call is negligible."""
     return _call(tf, make, shape, CHAIN) / CHAIN
 
 
 def _call(tf: Any, make: Op, shape: tuple[int, ...], chain: int) -> float:
-    """Return the seconds of one call of a chain: the fastest of several, undisturbed by what else runs."""
+    """Return the seconds of the fastest of several calls of a chain, which other programs disturb least."""
 
     def chained(x: Any, y: Any) -> Any:
         for _ in range(chain):

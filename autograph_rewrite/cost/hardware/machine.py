@@ -1,11 +1,11 @@
-"""The machine model: compute throughput by op family, and the links between devices and between processes.
+"""Model a machine: compute throughput by op family, and the links between devices and between processes.
 
     seconds of an op        op_seconds + max(flops / rate of its family, bytes / memory rate)
     seconds of a message    latency + bytes / bandwidth
 
-The defaults are round figures of one CPU core and of one accelerator; `cost.hardware.calibrate` measures the machine at
-hand. oneDNN's kernels and TensorFlow's (Eigen) differ in the memory that they need: it takes oneDNN's where the
-processor multiplies small numbers in one instruction, or where it is told so.
+The defaults are round figures of one CPU core and of one accelerator; `cost.hardware.calibrate` measures this machine.
+oneDNN's kernels and Eigen's need different amounts of memory. TensorFlow takes oneDNN's on processors with instructions
+for products of small numbers (`FEATURES`), or where TF_ENABLE_ONEDNN_OPTS says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import MappingProxyType
 from autograph_rewrite.config.sections import Network
 
 FEATURES = frozenset(("amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni", "avx_vnni"))
-"""Of a processor on which TensorFlow takes oneDNN's kernels by itself, as Linux names them."""
+"""Linux's names of the features of processors on which TensorFlow takes oneDNN's kernels by default."""
 _PROCESSORS = Path("/proc/cpuinfo")
 _SAID = MappingProxyType({"0": False, "false": False, "1": True, "true": True})
 
@@ -27,7 +27,7 @@ _SAID = MappingProxyType({"0": False, "false": False, "1": True, "true": True})
 def uses_onednn() -> bool:
     """Return whether TensorFlow takes oneDNN's kernels in processes like this one.
 
-    As `IsMklEnabled` of TensorFlow says, without importing it.
+    This repeats TensorFlow's `IsMklEnabled` without importing TensorFlow.
     """
     told = _SAID.get(os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower())
     if told is not None:
@@ -41,34 +41,34 @@ def uses_onednn() -> bool:
 
 
 SERIAL = frozenset(("sort",))
-"""They are not shared out among cores."""
+"""Families whose ops use only one core."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection that messages take one after another.
+    """A connection that transfers one message at a time.
 
     Attributes:
-        seconds: that a message takes however short it is.
-        bytes_per_second: its bandwidth.
+        seconds: latency of a message.
+        bytes_per_second: bandwidth.
     """
 
     seconds: float
     bytes_per_second: float
 
     def time(self, nbytes: float, messages: int = 1) -> float:
-        """Return the seconds of some messages with so many bytes together."""
+        """Return the seconds of some messages with `nbytes` in total."""
         return messages * self.seconds + nbytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
 class Compute:
-    """What computes: a core, or an accelerator.
+    """A core or an accelerator.
 
     Attributes:
         flops: operations per second, by family.
-        bytes_per_second: that ops which do little else can read and write.
-        op_seconds: that an op takes however small it is.
+        bytes_per_second: memory bandwidth, reads and writes together.
+        op_seconds: the time of starting an op.
     """
 
     flops: Mapping[str, float]
@@ -122,10 +122,10 @@ class Machine:
         memory: copies between CPU devices of one process; a message is a collective's step.
         local: the link between the accelerators of one process.
         host: the link between one accelerator and its host's memory, each way.
-        run_seconds: that a step takes however little it does.
-        apart: the logical devices of a replica have cores and memory of their own, though they are CPUs of one process.
-        onednn: TensorFlow takes oneDNN's kernels on its CPU, which need less memory for a convolution; left out, as in
-            processes like this one.
+        run_seconds: the time of an empty step.
+        apart: the logical devices of a replica have separate cores and memory although they are CPUs of one process.
+        onednn: TensorFlow takes oneDNN's kernels on its CPU, which need less memory for a convolution; default: as in
+            this process.
     """
 
     core: Compute = CORE

@@ -1,8 +1,8 @@
-"""The topology: processes of a plan, their devices and links, and the duration of each collective on them.
+"""Model the topology: processes of a plan, their devices and links, and the duration of each collective on them.
 
-All processes do the same, so one stands for them; so does one of the replicas that do nothing once. Alpha-beta model:
+All processes do the same, so only one is simulated, and likewise only one of its equal replicas. The alpha-beta model:
 
-    all-reduce, N members     2 (N - 1) hops of 1/N of the bytes, one after another, as on a ring; few leave a process
+    all-reduce, N members     2 (N - 1) hops of 1/N of the bytes, one after another on a ring; few leave a process
     all-gather                N - 1 messages of the bytes of one member
     push, pull                every process sends to, or receives from, one device, whose link all of them share
 
@@ -24,25 +24,25 @@ from autograph_rewrite.plan.plan import Plan
 OUT, IN, LOCAL = "network out", "network in", "local link"
 CPU, FIRST, REST, HOST = "cpu", "first device", "other devices", "host cpu"
 MESSAGE = 60e-6
-"""Seconds for which a message keeps the sender and the receiver busy, however short it is: TensorFlow's over gRPC.
+"""Seconds for which a message of TensorFlow over gRPC keeps sender and receiver busy, whatever its size.
 
-Measured on loopback: of 20 more variables on a server of two workers, 0.43 ms each; of 20 more all-reduces, 0.33 ms.
+Measured on loopback: 20 more variables on a server of two workers take 0.43 ms each, 20 more all-reduces 0.33 ms each.
 """
 REMOTE_RUN = 0.2e-3
-"""Seconds for which a step that runs a part in another process keeps both busy, besides the messages of that part."""
+"""Seconds for which a step with a part in another process keeps both busy, in addition to the messages of that part."""
 HOST_LINK = "host link"
-"""Between each accelerator and its host."""
+"""The link between each accelerator and its host."""
 OTHERS = "other cpu devices"
-"""They share the cores of the first one, but hold variables of their own."""
+"""All CPU devices of a process but the first: they share its cores, but hold other variables."""
 
 
 @dataclass(frozen=True)
 class LinkTransfer:
-    """What an exchange takes.
+    """The cost of an exchange.
 
     Attributes:
         seconds: from its start to its end.
-        holds: for how long it keeps each lane.
+        holds: how long it occupies each lane.
         traffic: bytes over one link of each kind.
     """
 
@@ -53,15 +53,15 @@ class LinkTransfer:
 
 @dataclass(frozen=True)
 class Holding:
-    """Who holds a variable that not every replica has in one part.
+    """Who holds a variable that is not whole on every replica.
 
     Attributes:
-        homes: the device of each part; none where all parts are wherever a variable is.
+        homes: the device of each part; empty if the parts are where whole variables are, too.
         parts: how many there are.
-        is_apart: they are not on the replicas, which send and fetch.
-        is_shared_out: each replica has one.
-        scatters: of a gradient, each replica is sent its part only.
-        gathers: the whole is put together for each use, and given back.
+        is_apart: the parts are on servers, to which replicas push and from which they pull.
+        is_shared_out: each replica has one part.
+        scatters: each replica receives only its part of the gradient.
+        gathers: the whole is gathered for each use, and freed afterwards.
     """
 
     homes: tuple[str, ...]
@@ -73,7 +73,7 @@ class Holding:
 
     @classmethod
     def of(cls, residence: Residence) -> Holding:
-        """Return what a residence says."""
+        """Return the holding of a residence."""
         parts, level = max(1, len(residence.sizes)), residence.stage
         return cls(residence.servers, parts, residence.is_on_server, level > 0, level >= 2, level == 3)
 
@@ -103,25 +103,25 @@ class Topology:
 
     @cached_property
     def cpu(self) -> Machine | None:
-        """The machine whose CPU the replicas compute on; None where that is accelerators."""
+        """The machine, if the replicas compute on its CPU; None for accelerators."""
         return self.machine if self.on_cpu else None
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:
-        """Where one process computes."""
+        """The lanes on which one process computes."""
         if self.on_cpu:
             return (CPU,)
         return (FIRST, REST) if self.local > 1 else (FIRST,)
 
     @cached_property
     def holdings(self) -> dict[str, Holding]:
-        """Who holds each variable that not every replica has in one part, by name."""
+        """The holding of each variable that is not whole on every replica, by name."""
         residences = self.plan.residences.items()
         return {name: Holding.of(residence) for name, residence in residences if residence != REPLICATED}
 
     @cached_property
     def remote_seconds(self) -> float:
-        """What a step takes longer as it runs parts in processes that hold variables for others."""
+        """The extra time of a step that runs parts in the processes of servers."""
         if self.processes == 1:
             return 0.0
         held = [holding.homes for holding in self.holdings.values() if holding.is_apart]
@@ -135,7 +135,7 @@ class Topology:
         return self.plan.model.size if self.plan.model is not None else 1
 
     def place(self, lane: str, device: int) -> str:
-        """Return what the memory of a logical device is called.
+        """Return the name of the memory of a logical device.
 
         Args:
             lane: one of `lanes`.
@@ -160,11 +160,11 @@ class Topology:
         return self.plan.model.devices[replica * self.logical + device] if self.plan.model is not None else ""
 
     def between(self, nbytes: float, source: int, target: int) -> LinkTransfer:
-        """Return what it takes to move bytes from one logical device of a replica to another one.
+        """Return the transfer of bytes from one logical device of a replica to another.
 
         Args:
-            source: number of the device that has them.
-            target: number of the other one.
+            source: number of the sending device.
+            target: number of the receiving device.
         """
         one, other = self.logical_name(source), self.logical_name(target)
         lane = f"{short(one)} to {short(other)}"
@@ -179,12 +179,12 @@ class Topology:
         return LinkTransfer(seconds, {lane: seconds}, {lane: nbytes})
 
     def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> LinkTransfer:
-        """Return what an all-reduce takes, of all replicas or of one member for each process."""
+        """Return the transfer of an all-reduce of all replicas, or of one member per process (`hosts`)."""
         members = self.processes if hosts else self.plan.replicas
         return self._ring(2 * (members - 1), nbytes / max(members, 1), hosts)
 
     def ring_gather(self, nbytes: float, *, hosts: bool = False) -> LinkTransfer:
-        """Return what an all-gather of `nbytes` of each member takes; a reduce-scatter takes as long."""
+        """Return the transfer of an all-gather of `nbytes` of each member; a reduce-scatter takes as long."""
         members = self.processes if hosts else self.plan.replicas
         return self._ring(members - 1, nbytes, hosts)
 
@@ -194,9 +194,9 @@ class Topology:
         near = self.machine.memory if self.on_cpu else self.machine.local
         if self.processes > 1:
             members = self.processes if hosts else self.plan.replicas
-            hops = steps * self.processes / members  # of those that a chunk makes, between processes
+            hops = steps * self.processes / members  # the hops of a chunk that are between processes
             seconds = self.network.time(chunk * steps) + (hops - 1) * self.network.seconds
-            seconds += hops * MESSAGE if self.on_cpu else 0.0  # of NCCL, accelerators send them themselves
+            seconds += hops * MESSAGE if self.on_cpu else 0.0  # accelerators send by NCCL, without gRPC
             seconds += (steps - hops) * near.seconds
             inside = {LOCAL: chunk * steps * (self.local - 1)} if self.local > 1 and not hosts else {}
             traffic = {OUT: chunk * steps, IN: chunk * steps, **inside}
@@ -206,7 +206,7 @@ class Topology:
         return LinkTransfer(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
 
     def within(self, nbytes: float) -> LinkTransfer:
-        """Return what it takes to move bytes between the devices of one process; CPU devices hand them over."""
+        """Return the transfer of bytes between the devices of one process; CPU devices copy nothing."""
         if self.local == 1 or not nbytes:
             return LinkTransfer()
         if self.on_cpu:
@@ -215,20 +215,20 @@ class Topology:
         return LinkTransfer(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
 
     def to_host(self, nbytes: float) -> LinkTransfer:
-        """Return what it takes to move bytes between the host and each accelerator of one process."""
+        """Return the transfer of bytes between the host and each accelerator of one process."""
         seconds = self.machine.host.time(nbytes)
         return LinkTransfer(seconds, {HOST_LINK: seconds}, {HOST_LINK: nbytes})
 
     def push(self, nbytes: float, *homes: str) -> LinkTransfer:
-        """Return what it takes until the contributions of all processes, equal parts of them, have come to devices."""
+        """Return the transfer of all processes' contributions to servers, of which each receives an equal part."""
         return _together([self._with_home(nbytes / len(homes), home, OUT, "in") for home in homes])
 
     def pull(self, nbytes: float, *homes: str) -> LinkTransfer:
-        """Return what it takes until all processes have what devices hold equal parts of."""
+        """Return the transfer of a value, of which servers hold equal parts, to all processes."""
         return _together([self._with_home(nbytes / len(homes), home, IN, "out") for home in homes])
 
     def hand_on(self, nbytes: float, *homes: str) -> LinkTransfer:
-        """Return what it takes until each device has its part, an equal one, of what the first of them has."""
+        """Return the transfer from the first server to the others, each of which receives an equal part."""
         first, share = process_of(homes[0]), nbytes / len(homes)
         others = [home for home in homes[1:] if process_of(home) != first]
         if not others:
@@ -250,24 +250,24 @@ class Topology:
         return LinkTransfer(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
 
     def compute_lane(self, home: str) -> str:
-        """Return the lane on which the updates of what a device holds for all run."""
+        """Return the lane on which the updates of variables on a server run."""
         if process_of(home) in self.plan.processes and self.processes == 1:
             return HOST if not self.on_cpu and parse(home).kind == "CPU" else self.lanes[0]
         return self.home_lane(home, CPU)
 
     def memory_lane(self, home: str) -> str:
-        """Return the lane whose devices have what one holds for all."""
+        """Return the lane whose devices hold the variables of a server."""
         lane = self.compute_lane(home)
         return OTHERS if lane == CPU and home != self.plan.devices[0] else lane
 
     def home_lane(self, home: str, what: str) -> str:
-        """Return the name of a lane of a process that holds something for all."""
+        """Return the name of a lane of a server's process."""
         task = process_of(home).replace("/replica:0", "").removeprefix("/") or "server"
         return f"{task} {what}"
 
 
 def _together(exchanges: Sequence[LinkTransfer]) -> LinkTransfer:
-    """Return exchanges side by side: each lane carries the parts that are its own one after another."""
+    """Return parallel exchanges as one transfer: each lane carries its parts one after another."""
     holds: dict[str, float] = {}
     traffic: dict[str, float] = {}
     for one in exchanges:

@@ -1,11 +1,11 @@
-"""Memory of a pipeline by liveness: the tensors that each part of a micro-batch makes, their readers and devices.
+"""Find the memory of a pipeline by liveness: the tensors that each part of a micro-batch makes, their readers, devices.
 
     activation   made, or received, for F@s and read by B@s: alive from the start of one to the end of the other
     sum          a gradient that each B@s adds to: alive from the first of them to the update
     sent         made by one device and read by another: alive here until it has been sent, there from then on
-    inside       what a part makes for itself: the most of it that is alive at a time, node by node
+    inside       made and read within one part: the most of it that is alive at a time, node by node
 
-All micro-batches are taken to be as large as the first, so each value is looked at once.
+All micro-batches are assumed to be as large as the first, so each value is analysed once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 
 _ALIGNED = 64
-"""TensorFlow wants the memory of a tensor to begin at a multiple of this."""
+"""TensorFlow aligns the memory of a tensor to a multiple of this many bytes."""
 
 
 class LiveTensor(NamedTuple):
@@ -36,8 +36,8 @@ class LiveTensor(NamedTuple):
         device: the number of the device, within a replica, that holds it.
         maker: the part that made it, here or elsewhere.
         readers: the parts on this device that read it.
-        sent_to: the devices that it goes to from here.
-        is_sum: all micro-batches add to one of these.
+        sent_to: the devices that it is sent to from here.
+        is_sum: all micro-batches add to this one tensor.
     """
 
     device: int
@@ -48,7 +48,7 @@ class LiveTensor(NamedTuple):
 
     @property
     def activation_of(self) -> int | None:
-        """The stage whose forward part leaves this to its backward part; None where it is something else."""
+        """The stage whose forward part keeps this for its backward part; None if it is no activation."""
         forward = {stage for kind, stage in (self.maker, *self.readers) if kind == FORWARD}
         stages = sorted(forward & {stage for kind, stage in self.readers if kind == BACKWARD})
         return stages[0] if stages and self.maker[0] == FORWARD and not self.is_sum else None
@@ -56,14 +56,14 @@ class LiveTensor(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Footprint:
-    """What the parts of one micro-batch hold.
+    """The memory of the parts of one micro-batch, in bytes.
 
     Attributes:
-        held: bytes of what outlives a part.
-        first: the most bytes that are alive inside a part, for the first micro-batch, whose gradients become the sums.
-        later: the same for all others.
-        fed: by device, bytes that are there during the whole step: what is fed, constants, what is made before.
-        crossing: bytes that go from a part to another device, for each micro-batch; from BEFORE, once.
+        held: of tensors that outlive a part.
+        first: the peak inside a part, for the first micro-batch, whose gradients become the sums.
+        later: the peak inside a part, for all other micro-batches.
+        fed: by device, alive during the whole step: feeds, constants, outputs of BEFORE.
+        crossing: sent from a part to another device, for each micro-batch; from BEFORE, once.
     """
 
     held: Mapping[LiveTensor, int]
@@ -79,7 +79,7 @@ class Footprint:
 
 @dataclass(eq=False)
 class _Made:
-    """One value, or block of one, of one micro-batch: who makes it, and who reads it last in each part."""
+    """A value, or a block of one, of one micro-batch, with its producer and its last reader in each part."""
 
     nbytes: int
     part: Part
@@ -89,16 +89,16 @@ class _Made:
     is_view: bool = False
 
     def on(self, staged: Staged, device: int) -> int:
-        """Return the bytes that it has on a device."""
+        """Return the bytes that it takes on a device."""
         return 0 if self.is_view and staged.device(self.part) == device else self.nbytes
 
 
 def footprint(staged: Staged, sizes: Sizes, *, interleaved: bool = False, copies: bool = True) -> Footprint:
-    """Return what one micro-batch holds where.
+    """Return the memory of one micro-batch.
 
     Args:
         interleaved: of M micro-batches, each has every M-th example.
-        copies: each device has memory of its own; else what another device reads is counted where it was made.
+        copies: each device has separate memory; else a value that another device reads is counted where it was made.
     """
     values, micro = _Values(staged, sizes, interleaved=interleaved), sizes.micro
     held: Counter[LiveTensor] = Counter()
@@ -145,7 +145,7 @@ def _by_device(staged: Staged, made: _Made) -> dict[int, frozenset[Part]]:
 
 
 class _Values:
-    """Collects what parts make and read; views are the memory that they look at."""
+    """Collects the values that parts make and read; a view counts as the value that it shows."""
 
     def __init__(self, staged: Staged, sizes: Sizes, *, interleaved: bool) -> None:
         self._staged, self._sizes, self._interleaved = staged, sizes, interleaved
@@ -184,9 +184,9 @@ class _Values:
                 found.last[part] = max(at, found.last.get(part, -1))
 
     def _is_not_read(self, node: Node, value: Value) -> bool:
-        """Return whether something that runs once does not wait for the micro-batches' instances of a value.
+        """Return whether a node that runs once does not read the instances of a value in the micro-batches.
 
-        Of sizes, those of the whole batch are taken, and what is equal in all micro-batches is no more than a size.
+        A node in BEFORE runs before them, and a local size is replaced by that of the whole batch.
         """
         if node.span == EACH or value.node.span != EACH:
             return False
@@ -197,7 +197,7 @@ class _Values:
         return self._staged.folded.state.source(value).placement.op == "sum"
 
     def _block(self, value: Value, part: Part) -> _Made:
-        """Return the block of a value, cut out where it is read first."""
+        """Return the block of a value; the part that reads it first cuts it out."""
         if value not in self._blocks:
             state, sizes = self._staged.folded.state, self._sizes
             nbytes = self._bytes.get(value, 0) // (sizes.micro * sizes.replicas)
@@ -213,14 +213,14 @@ class _Values:
         return made
 
     def _view_blocks(self) -> None:
-        """Mark the blocks that TensorFlow cuts out without copying: rows that follow each other, if aligned."""
+        """Mark the blocks that TensorFlow cuts out without copying: consecutive rows, if aligned."""
         whole = self._staged.folded.state.whole_inputs
         for value, made in self._blocks.items():
             near = self._staged.device(made.part) == self._staged.device(self._staged.part_of[value.node])
             made.is_view = near and whole.get(value) == 0 and not self._interleaved and made.nbytes % _ALIGNED == 0
 
     def _share(self, value: Value, part: Part) -> None:
-        """Note that what is made once is read on another device."""
+        """Record that a value that is made once is read on another device."""
         home, device = self._staged.part_of.get(value.node), self._staged.device(part)
         if home is None or self._staged.device(home) == device or (value, device) in self._sent:
             return
@@ -241,7 +241,7 @@ class _Values:
             if value in self._staged.folded.state.whole_inputs:
                 continue  # counted with its blocks
             if node.span != EACH and (has(node.op, "held") or part[0] == BEFORE):
-                # What nothing later reads is gone before the first activations: slots that an update only decays.
+                # A value that only BEFORE reads is freed before the first activations, as a slot that is only decayed.
                 parts = {self._staged.part_of.get(use.node, (BEFORE, 0))[0] for use in value.uses}
                 if has(node.op, "held") or parts != {BEFORE}:
                     self.fed[self._staged.device(part)] += nbytes
@@ -266,20 +266,20 @@ def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool,
     for at, node in enumerate(staged.parts[part]):
         if needed := _scratch(staged, node):
             rows.append((at, at + 0.5, needed))
-        # its first result of the size of an operand that ends here takes the place of that: one of both is there
+        # its first result of the size of an operand that ends here reuses the operand's memory: count one of both
         if staged.counts[node].reuses and (taken := next((one for one in new[at] if one in old[at]), 0)):
             rows.append((at, at + 0.5, -taken))
     return Lives.of(rows).peak
 
 
 def _scratch(staged: Staged, node: Node) -> int:
-    """Return what a node needs while it runs, beside its outputs."""
+    """Return the bytes that a node needs while it runs, besides its outputs."""
     counted = staged.counts[node]
     return counted.scratch + counted.patches if staged.counts_here(node) else 0
 
 
 def _end(staged: Staged, made: _Made, part: Part, *, first: bool, copies: bool) -> int | None:
-    """Return the place in a part behind which nobody needs a value any more; None where somebody still does."""
+    """Return the place in a part after which no node needs a value any more; None if a later part needs it."""
     if made.is_sum:
         return None if first or made.part != part else max(made.at, made.last.get(part, -1))
     device = staged.device(part)

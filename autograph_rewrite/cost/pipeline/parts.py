@@ -1,10 +1,10 @@
-"""The staged step: the nodes of each forward and backward part, and which run once per step on which stage's device.
+"""Divide a step into stages: the nodes of each forward and backward part, and those that run once per step.
 
     folded step ──► F@0 = [...]  F@1 = [...]  B@1 = [...]  B@0 = [...]      for each micro-batch
                     before = reads, counts of masks                         once, before all of them
                     after  = norms, updates                                 once, from the summed gradients
 
-Stages are those that the rewrite itself would choose.
+The stages are those that the rewrite would choose.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Staged:
     """One step in parts.
 
     Attributes:
-        counts: what its nodes do.
-        devices: of one replica's stages, in turn, each by the number of the first with its name.
+        counts: the work and memory of its nodes.
+        devices: the devices of one replica, which stages take cyclically, each as the number of the first device of the
+            same name.
         parts: the nodes of each part, producers first.
         part_of: the part of each node.
-        logical: the logical device of each stage whose memory is asked for; None: all of them together.
+        logical: the logical device of each stage whose memory is counted; None: all of them together.
     """
 
     folded: AnalyzedStep
@@ -51,7 +52,7 @@ class Staged:
     logical: int | None = None
 
     def counts_here(self, node: Node) -> bool:
-        """Return whether what a node makes is in the memory that is asked for."""
+        """Return whether a node's outputs are in the memory that is counted."""
         return self.logical is None or self.folded.logical.get(node, 0) == self.logical
 
     def device(self, part: Part) -> int:
@@ -59,16 +60,16 @@ class Staged:
         return self.devices[part[1] % len(self.devices)]
 
     def rank(self, part: Part) -> int:
-        """Return a number that is higher for what runs later, of one micro-batch."""
+        """Return a number that orders the parts of one micro-batch in time."""
         kind, stage = part
         return {BEFORE: -1, FORWARD: stage, BACKWARD: 2 * self.stages - stage, AFTER: 2 * self.stages + 1}[kind]
 
 
 def divided(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
-    """Divide a folded step.
+    """Divide a folded step into stages.
 
     Raises:
-        PlanError: the stages that the plan asks for are impossible on this graph, or it cannot be cut at all.
+        PlanError: the stages that the plan asks for are impossible on this graph, or no stages are possible.
     """
     state = folded.state
     assigned = assign_stages(plan, state, folded.outputs, {})
@@ -97,7 +98,7 @@ def divided(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -
 
 
 def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Devices) -> list[Node]:
-    """Return the nodes of a part in the order in which they run: what other processes wait for comes first."""
+    """Return the nodes of a part in the order in which they run: those that other processes wait for run first."""
 
     def is_awaited(node: Node) -> bool:
         readers = [use.node for value in node.read_outputs for use in value.uses if use.node.span == EACH]
@@ -111,7 +112,7 @@ def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Device
 
 
 def _joined(folded: AnalyzedStep, early: Collection[Node]) -> set[Node]:
-    """Return the nodes that run once on what all micro-batches have made, or after that; sizes are known beforehand."""
+    """Return the nodes that run once, after all micro-batches; nodes that only need sizes run before them."""
     found: set[Node] = set()
     for node in folded.order:
         if node.span == EACH:
@@ -128,10 +129,10 @@ def _joined(folded: AnalyzedStep, early: Collection[Node]) -> set[Node]:
 
 
 def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Collection[Node]) -> None:
-    """Refuse what lets all micro-batches wait for each other, as the rewrite does.
+    """Refuse nodes at which all micro-batches would wait for each other, as the rewrite does.
 
     Raises:
-        PlanError: there is such a node.
+        PlanError: the graph has such a node.
     """
     shared = shared_frames_of(folded.state.order)
     for node in folded.order:
@@ -149,13 +150,13 @@ def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Coll
 
 
 def _early(folded: AnalyzedStep, counts: Mapping[Node, OpCounts]) -> set[Node]:
-    """Return the EACH nodes that run for all micro-batches first: a number that all make together needs them."""
+    """Return the EACH nodes that run for all micro-batches first, because a value of the whole batch needs them."""
     state, learnt = folded.state, variable_dependent_nodes(folded.order)
     met = {
         value.node
         for node in folded.order
         for value, target in zip(node.inputs, counts[node].targets, strict=True)
         if target == "replicated" and value.node.span == EACH and value.node not in learnt
-        if state.source(value).placement.kind != "local"  # of a size, the one of the whole batch is taken
+        if state.source(value).placement.kind != "local"  # a size is replaced by that of the whole batch
     }
     return {node for node in ancestors(met) if node.span == EACH}

@@ -1,10 +1,10 @@
-"""Tasks of a pipelined step: forward and backward parts of all micro-batches, in the order of the schedule.
+"""Make and simulate the tasks of a pipelined step: the parts of all micro-batches, in the order of the schedule.
 
     device 0   F0 F1 .. B0 F2 B1 ..  update          each part waits for the one before it on its device,
-                 └─► h ─┐    ▲                       and for what comes from other devices
+                 └─► h ─┐    ▲                       and for values from other devices
     device 1        F0 B0 F1 B1 ..   update
 
-A part takes what its nodes take one after another; what crosses takes its bytes over the link between two devices.
+A part takes as long as its nodes one after another; a value that is sent takes its bytes over the link's bandwidth.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from autograph_rewrite.plan.parts.residence import Residence, Sharded
 from autograph_rewrite.plan.plan import Plan
 
 Key = tuple[str, int, int, int]
-"""A task: kind of part, micro-batch, stage, replica; of what runs once, the number of the device instead of a stage."""
+"""A task: kind of part, micro-batch, stage, replica; for BEFORE and AFTER, the device's number instead of a stage."""
 
 
 class Alive(NamedTuple):
     """Memory on a device, from the start of a task to the end of its last reader.
 
     Attributes:
-        nbytes: how much; less than nothing where a part gives back in its middle what is counted to its end.
-        maker: the task.
-        readers: other tasks.
-        held: what it is between two parts, if it is that.
-        waiting: it has come from another device, and this ends where its reader starts.
+        nbytes: how much; negative if a part frees memory before its end that `held` entries count until its end.
+        maker: the task that makes it.
+        readers: the other tasks that read it.
+        held: the tensor between parts, if it is one.
+        waiting: it was received from another device; it counts until its first reader starts.
     """
 
     nbytes: int
@@ -57,7 +57,7 @@ class Alive(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it is given back."""
+        """When it is freed."""
         if self.waiting:
             return min(reader.start for reader in self.readers)
         return max([self.maker.end, *(reader.end for reader in self.readers)])
@@ -68,11 +68,11 @@ class StagedStep:
     """Builds the tasks of a step in stages, and the memory between them; `run` plays them.
 
     Attributes:
-        footprint: what a micro-batch holds.
-        mirrored: each replica has variables of its own, whose gradients all replicas of a stage add up.
-        tasks: those that compute.
-        moves: those that send, by what they send and the device it goes to.
-        meetings: those in which the replicas of a stage add up gradients, by its device.
+        footprint: the memory of a micro-batch.
+        mirrored: each replica has a copy of the variables, and all replicas of a stage add up the gradients.
+        tasks: the tasks that compute.
+        moves: the tasks that send, by the task whose outputs they send and the target device.
+        meetings: the tasks in which the replicas of a stage add up gradients, by its device.
         alive: memory, by device and time.
     """
 
@@ -97,14 +97,14 @@ class StagedStep:
 
     @property
     def all_tasks(self) -> list[Task]:
-        """What computes and what sends."""
+        """All tasks that compute, send and add up gradients."""
         return [*self.tasks.values(), *self.moves.values(), *self.meetings.values()]
 
     def run(self) -> float:
         """Make all tasks and play them; return how long they take.
 
         Raises:
-            PlanError: there is no such schedule for so many micro-batches, or it would wait for itself.
+            PlanError: the schedule does not exist for this number of micro-batches, or it deadlocks.
         """
         orders = pipeline_schedule.orders(*schedule_of(self.pipeline, self.staged, self.micro))
         for replica in range(len(self.devices)):
@@ -136,7 +136,7 @@ class StagedStep:
         return task
 
     def _once(self, kind: str, device: int, replica: int) -> Task:
-        """Return what runs once on a device; on those of replicas that share the first one's variables, nothing."""
+        """Make the task of the nodes that run once on a device; it is empty on replicas without variables."""
         own = [
             self.staged.counts[node]
             for part, nodes in self.staged.parts.items()
@@ -150,11 +150,11 @@ class StagedStep:
         return task
 
     def _home(self, replica: int) -> int:
-        """Return the replica that has the variables of one."""
+        """Return the replica that holds the variables of a replica."""
         return replica if self.mirrored else 0
 
     def seconds_of(self, part: Part, nodes: Iterable[Node]) -> Iterator[tuple[Node, float]]:
-        """Yield what each node takes in a step, for all micro-batches: of a CPU, as if it kept all cores busy."""
+        """Yield the seconds of each node in a step, for all micro-batches; on a CPU, as if it kept all cores busy."""
         on_cpu = parse(self._at(part, 0)).kind == "CPU"
         machine = self.topology.machine
         for node in self._timed_nodes(nodes):
@@ -166,18 +166,18 @@ class StagedStep:
                 yield node, (compute_seconds(one.work, machine.accelerator) + machine.accelerator.op_seconds) * one.runs
 
     def _timed_nodes(self, nodes: Iterable[Node]) -> Iterable[Node]:
-        """Return the nodes whose time a part takes: of logical accelerators the first has what is whole, too."""
+        """Return the nodes that determine a part's time: on logical accelerators those of the first, which has most."""
         return nodes if self.topology.on_cpu else [node for node in nodes if not self.staged.folded.logical.get(node)]
 
     def _seconds(self, part: Part, kind: str) -> tuple[float, int]:
-        """Return how long a part takes on a kind of device, and how many cores it keeps busy: alike of all replicas."""
+        """Return how long a part takes on a kind of device, and how many cores it keeps busy."""
         if (part, kind) not in self._took:
             nodes = [self.staged.counts[node] for node in self._timed_nodes(self.staged.parts[part])]
             self._took[part, kind] = self._work(nodes, kind, self.micro)
         return self._took[part, kind]
 
     def _work(self, nodes: Iterable[OpCounts], kind: str, micro: int) -> tuple[float, int]:
-        """Return how long nodes take one after another, of one micro-batch, and how many cores they keep busy."""
+        """Return how long nodes take one after another for one micro-batch, and how many cores they keep busy."""
         if kind != "CPU":
             each = self.topology.machine.accelerator
             return sum((compute_seconds(one.work, each) + each.op_seconds) * one.runs / micro for one in nodes), 1
@@ -188,10 +188,10 @@ class StagedStep:
             together += took / micro * width
         return seconds, max(1, round(together / seconds)) if seconds else 1
 
-    # What crosses, and what is held.
+    # Transfers between devices, and memory.
 
     def _connect(self, replica: int) -> None:
-        """Let tasks wait for what they read, and make the memory that is between them."""
+        """Make tasks wait for the values that they read, and record the memory between them."""
         for (part, device), nbytes in self.footprint.crossing.items():
             for micro in range(self.micro if part[0] in (FORWARD, BACKWARD) else 1):
                 self._send(self._key(part, micro, replica), self.devices[replica][device], nbytes)
@@ -211,7 +211,7 @@ class StagedStep:
             self.alive.append(Alive(inside, name, self.tasks[AFTER, 0, device, replica]))
 
     def _inside(self, part: Part, micro: int) -> int:
-        """Return what a part needs for itself, beside what is counted between parts from its start to its end."""
+        """Return the peak inside a part, minus the tensors between parts that are counted during the whole part."""
         key = part, micro > 0
         if key not in self._needed:
             between = sum(
@@ -230,7 +230,7 @@ class StagedStep:
 
     @property
     def places(self) -> dict[int, str]:
-        """The device of each task that computes, by the identity of the task: on CPUs, several share one lane."""
+        """The device of each task that computes, by `id(task)`; on CPUs, several devices share one lane."""
         return {id(task): short(self.devices[key[3]][self.runs_on(key)]) for key, task in self.tasks.items()}
 
     def _at(self, part: Part, replica: int) -> str:
@@ -243,7 +243,7 @@ class StagedStep:
         return part[0], micro, part[1], replica
 
     def _send(self, key: Key, target: str, nbytes: int) -> Task:
-        """Send what a task makes, or more of it, to another device."""
+        """Add bytes to the task that sends a task's outputs to another device."""
         kind, _, number, replica = key
         source = self._at((kind, number), replica)
         if (key, target) not in self.moves:
@@ -251,12 +251,12 @@ class StagedStep:
             task.after([self.tasks[key]])
             for (other, _, stage, own), reader in self.tasks.items() if kind == BEFORE else ():
                 if other == FORWARD and self._at((other, stage), own) == target:
-                    reader.after([task])  # variables, mostly: nothing begins without them
+                    reader.after([task])  # outputs of BEFORE are mostly variables, which all forward parts need
         link, lane = self._link(source, target), f"{short(source)} to {short(target)}"
         return _carrying(self.moves[key, target], lane, nbytes, link)
 
     def _link(self, source: str, target: str) -> Link | None:
-        """Return the link between two devices; None where both see the same memory."""
+        """Return the link between two devices; None if they share memory."""
         if process_of(source) != process_of(target):
             return self.topology.network
         if parse(source).kind == parse(target).kind == "CPU":
@@ -264,7 +264,7 @@ class StagedStep:
         return self.topology.machine.local
 
     def _hold(self, held: LiveTensor, nbytes: int, micro: int, replica: int) -> None:
-        """Make the memory of one micro-batch, and let its readers wait for it."""
+        """Record a tensor of one micro-batch, and make its readers wait for it."""
         key, device = self._key(held.maker, micro, replica), self.devices[replica][held.device]
         parts = sorted(held.readers, key=self.staged.rank)
         readers = tuple(self.tasks[self._key(part, micro, replica)] for part in parts)
@@ -281,7 +281,7 @@ class StagedStep:
         self.alive.append(Alive(nbytes, device, readers[0], readers, held))
 
     def _sum(self, held: LiveTensor, nbytes: int, replica: int) -> None:
-        """Make the memory of a gradient that is summed, and let the update wait for it."""
+        """Record the memory of a gradient that is summed, and make the update wait for it."""
         first, last = (self._key(held.maker, micro, replica) for micro in (0, self.micro - 1))
         update = self.tasks[AFTER, 0, held.device, self._home(replica)]
         device, home = self.devices[replica][held.device], self.devices[self._home(replica)][held.device]
@@ -296,7 +296,7 @@ class StagedStep:
         self.alive.append(Alive(nbytes, device, self.tasks[first], (reader if home != device else update,), held))
 
     def _meet(self, device: int, nbytes: int) -> Task:
-        """Let the replicas of a stage add up a gradient: a ring hands it over twice, but for one part."""
+        """Add a gradient to the ring all-reduce of a stage's replicas, which sends 2 (N - 1) / N of its bytes."""
         count, names = len(self.devices), [own[device] for own in self.devices]
         lane = f"replicas of {short(names[0])}"
         task = self.meetings.setdefault(device, Task(f"all-reduce, {lane}", EXCHANGE, "all_reduce", {}, 0.0))
@@ -304,7 +304,7 @@ class StagedStep:
 
 
 def _carrying(task: Task, lane: str, nbytes: int, link: Link | None) -> Task:
-    """Let a task carry more over a link; return it."""
+    """Add bytes that a task sends over a link; return the task."""
     total = int(task.traffic.get(lane, 0)) + nbytes
     task.seconds = link.time(total) if link is not None else 0.0
     task.traffic, task.holds = {lane: total}, {lane: task.seconds}
@@ -316,17 +316,17 @@ def _computing(name: str, op: str, device: str, seconds: float, width: int) -> T
 
 
 def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, int, int, int]:
-    """Return the schedule's name, and how many devices, micro-batches and stages per device it has."""
+    """Return the schedule's name, and its numbers of devices, micro-batches and stages per device."""
     name = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
     return name, len(staged.devices), micro, staged.stages // len(staged.devices)
 
 
 def lives_of(alive: Iterable[Alive], kept: int = 0) -> Lives:
-    """Return when memory of one device is made and given back.
+    """Return when the memory of one device is allocated and freed.
 
     Args:
         alive: memory between tasks that have been played.
-        kept: bytes that are always there.
+        kept: bytes that are always allocated.
     """
     rows = ((one.maker.start, one.end, one.nbytes) for one in alive)
     return Lives.of(((start, end, nbytes) for start, end, nbytes in rows if nbytes and end > start), kept)
@@ -340,7 +340,7 @@ def _lane(device: str) -> str:
     return f"{own} cpu".lstrip()
 
 
-# Results of a pipelined step: its bubble, and the peak memory of each device.
+# The results of a pipelined step: its bubble, and the peak memory of each device.
 
 
 class PipelineUse(NamedTuple):
@@ -348,11 +348,11 @@ class PipelineUse(NamedTuple):
 
     Attributes:
         step: its tasks, played.
-        seconds: that they take.
+        seconds: from the first start to the last end.
         bubble: the share of the time, from the first forward to the last backward part, in which devices wait.
         devices: with their memory.
-        exchanges: what crosses between devices.
-        lanes: where it computes.
+        exchanges: the transfers between devices.
+        lanes: the lanes that compute.
     """
 
     step: StagedStep
@@ -370,7 +370,7 @@ def use_of_pipeline(
 
     Args:
         plan: resolved, of whole variables.
-        residences: where variables live, by name; those that are not named, wherever the plan has them.
+        residences: where variables live, by name; all others live as in the plan.
 
     Raises:
         PlanError: the schedule is impossible.
@@ -395,7 +395,7 @@ def _played(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tup
 def _on_logical_devices(
     staged: Staged, plan: Plan, topology: Topology, sizes: Sizes, residences: Mapping[str, Residence]
 ) -> tuple[DeviceUse, ...]:
-    """Return the logical devices of all stages: the step is played again for the memory of each."""
+    """Return the logical devices of all stages, replaying the step once for the memory of each."""
     assert plan.pipeline is not None
     found: list[tuple[int, DeviceUse]] = []
     firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
@@ -443,7 +443,7 @@ def _devices(step: StagedStep, residences: Mapping[str, Residence]) -> Iterator[
 
 
 def _at_peak(alive: list[Alive], top: float, kept: int, fed: int) -> Holders:
-    """Return who holds the most when most bytes are alive: parts of micro-batches, by what they made."""
+    """Return the largest holders of memory at the peak: variables, feeds, and tasks with the bytes that they made."""
     held = Counter({"variables": kept, "inputs, constants and outputs": fed})
     for one in alive:
         if one.maker.start <= top < one.end:
@@ -452,7 +452,7 @@ def _at_peak(alive: list[Alive], top: float, kept: int, fed: int) -> Holders:
 
 
 def _variables(step: StagedStep, residences: Mapping[str, Residence]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the bytes of variables by device, and of what is gathered of those in shards over the replicas."""
+    """Return the bytes of variables by device, and of the whole variables that are gathered from replicas' shards."""
     folded, found, gathered = step.staged.folded, dict[int, int](), dict[int, int]()
     owners = {name: use.owner for name, use in folded.uses.items() if use.owner is not None and use.owner != name}
     wholes = {block: whole for whole, blocks in folded.blocks.items() for block in blocks}  # on the model axis
@@ -472,7 +472,7 @@ def _variables(step: StagedStep, residences: Mapping[str, Residence]) -> tuple[d
 
 
 def _exchanges(step: StagedStep) -> Iterator[ExchangeUse]:
-    """Yield what crosses from a part to a device in a step."""
+    """Yield the bytes sent from each part to each device in a step, and the all-reduces of stages."""
     names = step.devices[0]
     for ((kind, number), device), nbytes in sorted(step.footprint.crossing.items()):
         times = step.micro if kind in (FORWARD, BACKWARD) else 1

@@ -1,1 +1,1 @@
-"""A step as tasks on resources (devices, links), and their discrete-event simulation."""
+"""A step as tasks on devices and links, and their discrete-event simulation."""

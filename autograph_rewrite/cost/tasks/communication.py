@@ -1,8 +1,8 @@
-"""Communication tasks: each reshard edge, or bucket of them, as a chain of tasks on links.
+"""Make the communication tasks: a chain of tasks on links for each reshard edge or bucket of edges.
 
 collective_reduce   ring                    host_reduce   AddN in the process ─► ring among processes
 one_shot_reduce     all-gather, then AddN
-add_n, concat       an op on the first device             (accelerators: after moving there what the others made)
+add_n, concat       an op on the first device             (accelerators: after moving the others' values there)
 to a server         AddN in the process ─► push to the server of each shard ─► AddN there
 over the replicas   reduce-scatter: half a ring           (stage 1: a whole one)
 """
@@ -38,9 +38,9 @@ class Member:
     Attributes:
         value: in the folded graph.
         sent: the bytes that one replica hands over.
-        whole: the bytes of the value as one replica makes it.
-        result: the bytes of what comes out.
-        kept: the bytes of what a codec keeps from step to step, besides the residual.
+        whole: the bytes of the value on one replica.
+        result: the bytes of the result.
+        kept: the bytes of a codec's state, besides the residual.
     """
 
     edge: EdgePlan
@@ -52,7 +52,7 @@ class Member:
 
     @property
     def codec(self) -> Codec | None:
-        """What encodes it, in its first exchange."""
+        """The codec that encodes it; None for a second exchange, which has a role."""
         return None if self.edge.compressor == NONE or self.edge.role else codec_of(self.edge.compressor)
 
 
@@ -62,7 +62,7 @@ class ExchangeGroup:
 
     Attributes:
         members: at least one.
-        holder: who holds the variable that they serve, where that is not every replica.
+        holder: who holds the variable whose update reads them, if that is not every replica.
     """
 
     members: tuple[Member, ...]
@@ -70,7 +70,7 @@ class ExchangeGroup:
 
     @property
     def first(self) -> EdgePlan:
-        """The edge that stands for all."""
+        """The first edge, whose lowering all share."""
         return self.members[0].edge
 
     @property
@@ -80,13 +80,13 @@ class ExchangeGroup:
 
     @property
     def name(self) -> str:
-        """What a trace calls it."""
+        """The name in a trace."""
         more = f" and {len(self.members) - 1} more" if len(self.members) > 1 else ""
         return f"{self.kind} {self.first.value}{more}"
 
     @property
     def kind(self) -> str:
-        """The lowering, or what stands for it where parts are held elsewhere, or by replicas."""
+        """The lowering, or "push" and "reduce_scatter" for variables on servers and in shards of replicas."""
         if self.holder is not None and self.holder.is_apart:
             return "push"
         if self.holder is not None and self.holder.scatters:
@@ -95,18 +95,18 @@ class ExchangeGroup:
 
     @property
     def handed_over(self) -> int:
-        """The bytes that worker 0, which has taken the sum, gives to each of the others."""
+        """The bytes of a sum that worker 0 hands to each other worker."""
         return self.sent if self.first.lowered.is_stored and self.holder is None else 0
 
     @property
     def residual(self) -> int:
-        """The bytes that error feedback keeps on each replica from step to step."""
+        """The bytes that error feedback keeps on each replica between steps, with the codec's state."""
         kept = [one for one in self.members if one.codec is not None and one.codec.error_feedback]
         return sum(one.whole + one.kept for one in kept)
 
     @property
     def scratch(self) -> int:
-        """The bytes that encoding needs meanwhile, on each replica."""
+        """The bytes that encoding needs on each replica during the exchange."""
         made = [(one, one.codec.price) for one in self.members if one.codec is not None]
         return sum(int(one.whole * price.memory) + 3 * one.kept for one, price in made)
 
@@ -155,7 +155,7 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
 
 
 def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
-    """Yield the tasks of a group, one after another: each needs the one before."""
+    """Yield the tasks of a group in order; the caller makes each wait for the one before."""
     edge, nbytes, local = group.first, float(group.sent), topology.local
     holder = group.holder if group.holder is not None and group.holder.is_apart else None
     micro = topology.plan.microbatches
@@ -180,9 +180,9 @@ def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
 
 
 def _hop(group: ExchangeGroup, hop: Hop, topology: Topology, nbytes: float) -> Iterator[Task]:
-    """Yield what one hop between devices takes; what ops do within a process is there already."""
+    """Yield the tasks of one hop between devices; those of ops within a process come from `tasks_of`."""
     between = hop.over == ACROSS
-    if hop.medium in STORES:  # what serves no single variable is pushed to worker 0
+    if hop.medium in STORES:  # values that belong to no variable on a server are pushed to worker 0
         first = topology.plan.hosts[0]
         yield exchange_task(group.name, group.kind, topology.push(nbytes, first))
         yield exchange_task(f"hand over {group.first.value}", "hand_over", topology.pull(group.handed_over, first))
@@ -203,7 +203,7 @@ def exchange_task(name: str, kind: str, exchange: LinkTransfer) -> Task:
 
 
 def _meet_in_process(group: ExchangeGroup, topology: Topology, nbytes: float) -> Iterator[Task]:
-    """Yield what brings the values of one process's replicas together on its first device."""
+    """Yield the tasks that add up or join the values of one process's replicas on its first device."""
     local = topology.local
     if local == 1:
         return
@@ -214,7 +214,7 @@ def _meet_in_process(group: ExchangeGroup, topology: Topology, nbytes: float) ->
 
 
 def _push(group: ExchangeGroup, holder: Holding, topology: Topology, nbytes: float) -> Iterator[Task]:
-    """Yield the pushes to the homes of all parts, side by side, and the sums there."""
+    """Yield the parallel pushes to the homes of all parts, and the sums there."""
     yield exchange_task(group.name, "push", topology.push(nbytes, *holder.homes))
     work = Work("elementwise", 0.0, nbytes / holder.parts * (topology.processes + 1))
     if topology.processes > 1:
@@ -224,7 +224,7 @@ def _push(group: ExchangeGroup, holder: Holding, topology: Topology, nbytes: flo
 
 
 def _encoding(group: ExchangeGroup, price: Price) -> Work:
-    """Return what making gradients smaller takes on each replica."""
+    """Return the work of encoding and decoding on each replica."""
     whole = sum(member.whole for member in group.members)
     if price.sorts:
         return Work("sort", whole / dtypes.width(group.members[0].value.dtype), price.passes * whole)
@@ -232,12 +232,12 @@ def _encoding(group: ExchangeGroup, price: Price) -> Work:
 
 
 def _pass(group: ExchangeGroup, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
-    """Return the task of ops on what a group exchanges, on every replica or on the first device."""
+    """Return the task of ops on the values of a group, on every replica or on the first device."""
     return pass_task(f"{op} {group.first.value}", op, work, instances, topology, ops)
 
 
 def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology, ops: int = 1) -> Task:
-    """Return the task of ops that no node stands for, on every replica of a process or on its first device.
+    """Return the task of ops that are not in the folded graph, on every replica of a process or on its first device.
 
     Args:
         op: its kind in the trace.

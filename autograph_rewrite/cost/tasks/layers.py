@@ -1,4 +1,4 @@
-"""The cost of a step by layer: nodes are summed up by name scope, and gradients count with the layer that they are of.
+"""Sum up the cost of a step by layer: nodes by name scope, and gradients with the layer that they belong to.
 
 layer_0/MatMul, gradients/layer_0/MatMul_grad/MatMul, gradient_tape/layer_0/MatMul_1      layer_0
 gradients/AddN_3                                                                         gradients
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from autograph_rewrite.diagnostics.amounts import duration, size
 
 SHOWN = 16
-"""So many layers are shown at most."""
+"""The most layers that are shown."""
 WORTH_OPENING = 0.25
-"""A scope that takes more than this part of the step is shown as what is in it."""
+"""A scope that takes more than this part of the step is replaced by its inner scopes."""
 TOP, ITSELF = "(no scope)", "(itself)"
 _GRADIENTS = re.compile(r"gradients(_\d+)?|gradient_tape")
 
 
 @dataclass(frozen=True)
 class NodeUse:
-    """What one node costs, and the exchange of what it makes.
+    """The cost of one node, and of the exchange of its outputs.
 
     Attributes:
         name: of the node in the original graph.
-        seconds: for which it keeps the device busy; of a CPU with several cores, for which it would keep all of them.
-        exchange_seconds: for which links exchange what it makes.
-        exchanged_bytes: of what it makes, that one member hands over.
-        peak_bytes: of what it makes, that the fullest device has at its peak; of a variable, what that takes.
+        seconds: time that it keeps the device busy; on a CPU, scaled as if it kept all cores busy.
+        exchange_seconds: time in which links exchange its outputs.
+        exchanged_bytes: bytes of its outputs that one member hands over.
+        peak_bytes: bytes of its outputs on the fullest device at that device's peak; for a handle, of its variable.
     """
 
     name: str
@@ -41,7 +41,7 @@ class NodeUse:
 
 @dataclass(frozen=True)
 class Layer:
-    """A name scope, and what all of its nodes cost together: the figures are those of `NodeUse`."""
+    """A name scope, with the figures of `NodeUse` summed over all its nodes."""
 
     name: str
     depth: int
@@ -56,13 +56,13 @@ COLUMNS = ("layer", "#nodes", "#computes", "#exchanges", "#handed over", "#at th
 
 
 def cells(one: Layer) -> tuple[str, ...]:
-    """Return the row of a layer."""
+    """Return the row of a layer in a table."""
     exchanged = (duration(one.exchange_seconds), size(one.exchanged_bytes)) if one.exchanged_bytes else ("", "")
     return one.name, f"{one.nodes:,}", duration(one.seconds), *exchanged, size(one.peak_bytes)
 
 
 def scope_of(name: str) -> tuple[str, ...]:
-    """Return the scopes of a node's layer, outermost first."""
+    """Return the name scopes of a node's layer, outermost first."""
     parts = name.split("/")
     marks = [at for at, part in enumerate(parts[:-1]) if _GRADIENTS.fullmatch(part)]
     if marks:
@@ -86,7 +86,7 @@ class Scope:
     peak_bytes: int = 0
 
     def add(self, one: NodeUse) -> None:
-        """Count a node."""
+        """Add the cost of a node."""
         self.nodes += 1
         self.seconds += one.seconds
         self.exchange_seconds += one.exchange_seconds
@@ -95,12 +95,12 @@ class Scope:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """What scopes are ordered by."""
+        """The sort key of scopes."""
         return -self.seconds - self.exchange_seconds, -self.peak_bytes
 
     @property
     def ordered(self) -> list[Scope]:
-        """Its scopes, the dearest first; one that holds nothing but another scope is that one."""
+        """Its inner scopes, the most expensive first, each replaced by its `innermost`."""
         return sorted((one.innermost for one in self.children.values()), key=lambda one: (*one.cost, one.path))
 
     @property
@@ -113,20 +113,20 @@ class Scope:
 
     @property
     def parts(self) -> list[Scope]:
-        """Its scopes, and the nodes that are in none of them."""
+        """Its inner scopes, and the nodes that are in none of them as one more."""
         rest = Scope((*self.path, ITSELF))
         for key in ("nodes", "seconds", "exchange_seconds", "exchanged_bytes", "peak_bytes"):
             setattr(rest, key, getattr(self, key) - sum(getattr(one, key) for one in self.children.values()))
         return [*self.ordered, *([rest] if rest.nodes else [])]
 
     def layer(self, depth: int = 0) -> Layer:
-        """Return what it costs."""
+        """Return its cost."""
         sums = self.nodes, self.seconds, self.exchange_seconds, self.exchanged_bytes, self.peak_bytes
         return Layer("/".join(self.path), depth, *sums)
 
 
 def tree(nodes: Iterable[NodeUse]) -> Scope:
-    """Return the scopes of nodes, with their costs."""
+    """Return the root of the tree of scopes, with their costs."""
     root = Scope()
     for one in nodes:
         scope = root
@@ -138,14 +138,14 @@ def tree(nodes: Iterable[NodeUse]) -> Scope:
 
 
 def rows(scope: Scope, depth: int = 0) -> Iterator[Layer]:
-    """Yield every scope below one, each before those in it, the dearest first."""
+    """Yield every scope inside a scope, outer scopes first, the most expensive first."""
     for one in scope.ordered:
         yield one.layer(depth)
         yield from rows(one, depth + 1)
 
 
 def dearest(root: Scope) -> tuple[Layer, ...]:
-    """Return the dearest scopes, none of them within another: a scope that takes much is shown as what is in it."""
+    """Return the most expensive scopes, none of them within another; expensive scopes are replaced by inner ones."""
     shown = root.ordered
     while True:
         wide = [one for one in shown if one.cost[0] < WORTH_OPENING * root.cost[0] and one.children]

@@ -1,4 +1,4 @@
-"""The result of a simulation: step time, memory and links, as text, as plain data and as a trace.
+"""Define the result of a simulation: step time, memory and links, as text, as plain data and as a trace.
 
 str(result)    result.data()    result.trace()       # Chrome's and Perfetto's trace format
 """
@@ -16,23 +16,23 @@ from autograph_rewrite.notebook import NotebookView, table, text
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """Devices that do the same.
+    """Devices that do the same work; the figures are those of one of them.
 
     Attributes:
         name: "cpu", "first device", "other devices", or a server.
         count: how many there are.
-        busy_seconds: that one of them computes.
-        peak_bytes: the most memory that one of them needs at a time.
-        variable_bytes: of that, variables.
-        activation_bytes: what the forward pass keeps for the backward pass, 0 without events; in a pipeline, the most
-            that is kept at a time.
-        gradient_bytes: in a pipeline, sums of gradients.
-        in_flight: in a pipeline, of how many micro-batches activations are kept at most.
-        slot_bytes: of the variables, those that an optimizer keeps.
-        flops: that it computes.
-        accessed_bytes: of memory that its ops read and write.
+        busy_seconds: time that it computes.
+        peak_bytes: the most memory that it needs at a time.
+        variable_bytes: bytes of variables, part of the peak.
+        activation_bytes: bytes that the forward pass keeps for the backward pass at the peak, 0 without events; in a
+            pipeline, the most that it keeps at a time.
+        gradient_bytes: in a pipeline, bytes of summed gradients.
+        in_flight: in a pipeline, the most micro-batches whose activations are kept.
+        slot_bytes: bytes of slots, part of those of variables.
+        flops: operations that it computes.
+        accessed_bytes: bytes of memory that its ops read and write.
         memory: seconds since the start of the step, and the bytes that are alive from then on; empty without events.
-        holders: who holds how many bytes at the peak, the most first; empty without events.
+        holders: the producers of the bytes at the peak, the largest first; empty without events.
     """
 
     name: str
@@ -52,13 +52,13 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """Links that carry the same.
+    """Links that carry the same traffic.
 
     Attributes:
         name: "network out", "network in", "local link", or a server's.
         count: how many there are.
         bytes: over one of them, in a step.
-        busy_seconds: that one of them is held.
+        busy_seconds: time that one of them is occupied.
     """
 
     name: str
@@ -72,9 +72,9 @@ class ExchangeUse:
     """One exchange, or bucket of them.
 
     Attributes:
-        value: what is exchanged, the first of a bucket.
+        value: the exchanged value, the first of a bucket.
         kind: the lowering, or push, reduce_scatter.
-        owners: the variables that it serves, or `step`.
+        owners: the variables whose updates read it, or `step`.
         bytes: that one member hands over.
     """
 
@@ -86,7 +86,7 @@ class ExchangeUse:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened on a lane: seconds since the start of the step."""
+    """A task on a lane; `start` is in seconds since the start of the step."""
 
     name: str
     lane: str
@@ -101,16 +101,16 @@ class Simulation(NotebookView):
 
     Attributes:
         step_seconds: from its start to its end.
-        exposed_seconds: of them, those in which something is exchanged and nothing computed.
+        exposed_seconds: time in which something is exchanged and nothing is computed.
         bubble: the part of the step in which stages of a pipeline wait for each other.
         devices: with their memory.
         links: with their bytes.
-        exchanges: of the plan's edges.
+        exchanges: all transfers of values.
         batch: the examples of all replicas that were assumed.
         events: in the order of their start.
-        notes: what was assumed.
-        exchanged_bytes: what one member of each exchange of the plan hands over, together: the number that plan, comm,
-            explain and report have as well (`plan.parts.exchanged`).
+        notes: assumptions.
+        exchanged_bytes: bytes that one member hands over, summed over all exchanges of the plan; plan, comm, explain
+            and report show the same number (`plan.parts.names.exchanged_bytes`).
         nodes: the cost of each; empty without events. `layers()` sums it up.
     """
 
@@ -128,17 +128,17 @@ class Simulation(NotebookView):
     nodes: tuple[NodeUse, ...] = ()
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return what the layers of the model cost, the dearest first: name scopes, gradients with their layer."""
+        """Return the cost of the model's layers (name scopes), the most expensive first."""
         return dearest(tree(self.nodes))
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that any one device needs."""
+        """The peak memory of the fullest device."""
         return max((device.peak_bytes for device in self.devices), default=0)
 
     @property
     def moved_bytes(self) -> int:
-        """What is moved in all: by exchanges, between stages and logical devices, and by handing results on."""
+        """All bytes moved: by exchanges, between stages and logical devices, and by handing results on."""
         return sum(exchange.bytes for exchange in self.exchanges)
 
     def data(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Simulation(NotebookView):
         }
 
     def trace(self) -> dict[str, Any]:
-        """Return the events as Chrome and Perfetto read them."""
+        """Return the events in the trace format of Chrome and Perfetto."""
         lanes = list(dict.fromkeys(event.lane for event in self.events))
         return {"displayTimeUnit": "ms", "traceEvents": list(_trace(self.events, lanes))}
 
@@ -210,7 +210,7 @@ class Simulation(NotebookView):
 
 
 def _trace(events: tuple[Event, ...], lanes: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the metadata and the events; what overlaps on one lane gets rows of its own."""
+    """Yield the metadata and the events; events that overlap on one lane get separate rows."""
     rows: dict[str, list[float]] = {}
     known: dict[tuple[str, int], int] = {}
     for event in events:

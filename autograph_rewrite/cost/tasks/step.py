@@ -1,10 +1,10 @@
-"""The analysed step: its nodes, how often they run, and which belong to the update of which variable.
+"""Analyse a step: its nodes, how often they run, and the variable whose update each belongs to.
 
-    forward, backward ──► gradient ══► region of w: moments, scaled gradient, assignment      serves nothing but w
+    forward, backward ──► gradient ══► region of w: moments, scaled gradient, assignment      used for w only
                                   ══ the edge that w's update owns
 
-The graph is analysed once; plans that differ in placements, buckets or compressors are all played on it. With a model
-axis it is the graph that the pass `partition-model` leaves: blocks, each on its logical device.
+One analysis is used to simulate all plans that differ only in the homes of variables, buckets or compressors. With a
+model axis the analysed graph is that after the pass `partition-model`: blocks, each on its logical device.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class AnalyzedStep:
 
     Attributes:
         item: the normalised item.
-        outputs: the values that the outside reads whole.
+        outputs: the values that are fetched whole.
         order: the nodes that a step runs, producers first.
         each: those that run on every replica.
-        frames: the loops of the nodes that are in one.
-        region: the variable whose update a node belongs to, where it serves nothing else.
-        beside: those of them that do not depend on the gradient: what weight decay adds to it.
-        uses: how the step uses each variable: its updates, and the slots that an optimizer keeps for it.
+        frames: the loops around nodes that are in one.
+        region: nodes that are used only for the update of one variable, with its name.
+        beside: nodes of `region` that do not depend on the gradient: the terms of weight decay.
+        uses: how the step uses each variable: its updates, and its slots.
         handles: variables by the name of the node that gives their handle.
         logical: the logical device of each node; empty without a model axis.
-        blocks: of variables that are cut on the model axis, by name; the item has these instead.
+        blocks: the blocks of variables that the model axis splits, by name; the item has these blocks instead.
         model_edges: the conversions between the logical devices of a replica.
     """
 
@@ -83,7 +83,7 @@ class AnalyzedStep:
     model_edges: tuple[EdgePlan, ...] = ()
 
     def resolve(self, plan: Plan) -> Plan:
-        """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
+        """Return the plan with its edges; split variables get the edges of whole ones, which `cost` splits itself."""
         plan = self._in_blocks(plan)
         if plan.edges and not splits(plan):
             return plan
@@ -93,7 +93,7 @@ class AnalyzedStep:
         return replace(plan, edges=found.edges, batch=found.batch)
 
     def _in_blocks(self, plan: Plan) -> Plan:
-        """Return the plan with requests for the blocks of what is cut on the model axis."""
+        """Return the plan with requests for blocks in place of the variables that the model axis splits."""
         found: list[VariableRequest] = []
         for request in plan.variables:
             blocks = self.blocks.get(request.name, ())
@@ -101,7 +101,7 @@ class AnalyzedStep:
         return replace(plan, variables=tuple(found))
 
     def variable_of(self, node: Node) -> str | None:
-        """Return the name of the variable that a node reads or writes by its handle."""
+        """Return the name of the variable whose handle is a node's first input."""
         if not node.inputs or has(node.op, "forwards_handle"):
             return None
         return self.handles.get(handle_node(node.inputs[0]).name)
@@ -118,7 +118,7 @@ def whole(plan: Plan) -> Plan:
 
 
 def _joined(plan: Plan, residence: Callable[[Sharded], Residence]) -> Plan:
-    """Return the request with every variable that is split somewhere else."""
+    """Return the request with another residence for every split variable."""
     requests = (
         placed(request, residence(found)) if isinstance(found := residence_of(request), Sharded) else request
         for request in plan.variables
@@ -137,10 +137,10 @@ def neutral(plan: Plan) -> Plan:
 
 
 def _homed(plan: Plan) -> Plan:
-    """Return the request without shards, as propagation has to see it.
+    """Return the request without shards, as propagation needs it.
 
-    Shards in one process have gradients of their own, so that none of them is computed of the whole batch: as if their
-    variable were on a server.
+    In one process, the gradient of each shard is reduced separately and not computed from the whole batch. Propagation
+    treats a variable on a server in the same way.
     """
     return whole(plan) if len(plan.processes) > 1 else _joined(plan, lambda cut: OnServer(plan.devices[0]))
 
@@ -149,7 +149,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     """Analyse a normalised item under a plan.
 
     Args:
-        plan: whatever it says of single variables.
+        plan: its edges are ignored.
         batch: examples of the global batch, where the graph does not say.
 
     Raises:
@@ -175,7 +175,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     rewrite = Rewrite(Request(item, plan), graph, plan, item, plan)
     rewrite.put(state)
     assign_spans(rewrite)
-    plain = replace(plan, pipeline=None)  # only the owners of edges are asked for, whatever stage meets there
+    plain = replace(plan, pipeline=None)  # only the owners of edges are needed here, which do not depend on stages
     resolved = edge_list.resolve_edges(plain, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})
@@ -200,10 +200,10 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
 
 
 def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
-    """Return which dimension of each variable is cut, and the conversions between the logical devices of a replica.
+    """Return the dimension that the model axis splits of each variable, and the edges between logical devices.
 
     Raises:
-        RewriteError: something cannot be cut so.
+        RewriteError: a variable or value cannot be split so.
     """
     _, made, cut = partition(_step_graph(item), item, plan, alike=False)
     shards = {name: one.shards for name, one in made.variables.items() if one.shards is not None}
@@ -211,7 +211,7 @@ def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[Ed
 
 
 def _step_graph(item: TrainingGraph) -> Graph:
-    """Return a copy of a graph, of what a step needs."""
+    """Return a copy of the part of a graph that a step needs."""
     graph = item.graph.clone()
     anchor_outputs(graph, item)
     eliminate_dead_code(graph, _step_roots(graph, item))
@@ -219,7 +219,7 @@ def _step_graph(item: TrainingGraph) -> Graph:
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:
-    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not."""
+    """Return the placement to which an input is converted, as edges name it; None if it is not converted."""
     value = node.inputs[index]
     reshard = state.transfers[node].operand_reshards.get(index)
     if reshard is None:
@@ -241,7 +241,7 @@ def _step_roots(graph: Graph, item: TrainingGraph) -> list[Node]:
 
 
 def _with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> Plan:
-    """Return the request without shards, with a budget that leaves tensors the room that they have beside shards."""
+    """Return the request without shards, with a budget that leaves tensors as much memory as they have with shards."""
     assert whole.remat is not None
     assert whole.remat.limit is not None
     more = variable_bytes(whole, variables) - _held(plan, variables, owners)
@@ -249,7 +249,7 @@ def _with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], 
 
 
 def _held(plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> int:
-    """Return the bytes of variables and slots on the device that holds most of them."""
+    """Return the bytes of variables and slots on the replica's device that holds the most of them."""
     residences, everywhere, homes = plan.residences, 0, Counter[str]()
     for name, variable in variables.items():
         owner = owners.get(name, name)
@@ -272,18 +272,18 @@ _INDEX = dtypes.INT32
 
 
 class OpCounts(NamedTuple):
-    """One node.
+    """The work and memory of one node.
 
     Attributes:
         work: of one instance.
         made: its outputs, with their bytes.
-        targets: the placement that each input is converted to, or None.
+        targets: the placement to which each input is converted, or None.
         hands_on: its outputs are the memory of its first input.
-        reuses: its output may take the place of an input.
+        reuses: its output may reuse the memory of an input.
         runs: how often it runs in one step.
-        scratch: bytes that it needs while it runs, beside its outputs.
-        patches: bytes of patches of images that it holds besides, of one micro-batch or all of them.
-        rows: bytes of the rows and indices that an update of rows is given, as if all were distinct.
+        scratch: bytes that it needs while it runs, besides its outputs.
+        patches: bytes of image patches that it needs in addition; the same for one micro-batch as for all of them.
+        rows: bytes of the rows and indices of an update of rows, as if all indices were distinct.
     """
 
     work: Work
@@ -298,10 +298,10 @@ class OpCounts(NamedTuple):
 
 
 def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node, OpCounts]:
-    """Return what each node of a step does.
+    """Count the work and memory of each node of a step.
 
     Args:
-        cpu: the machine whose CPU runs it; None for accelerators.
+        cpu: the machine whose CPU runs the step; None for accelerators.
     """
     state, frames, found = folded.state, folded.frames, {}
     trips = trips_of(folded.order, frames)
@@ -309,7 +309,7 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
     distinct: dict[Value, Shape] = {}
     for node in folded.order:
         nbytes, hands_on, reuses, is_run = buffers[node]
-        if not is_run:  # the other branch is counted
+        if not is_run:  # of two branches, only the other one is counted
             found[node] = OpCounts(NOTHING, (), (None,) * len(node.inputs), False, False, 0)
             continue
         values = [node.output(i) for i in range(len(nbytes))]
@@ -334,11 +334,11 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
 
 
 def _distinct(node: Node, first: Shape, known: Mapping[Value, Shape]) -> dict[Value, Shape]:
-    """Return the shape of what is merged by id, as if all ids were distinct: a step tells how many are.
+    """Return the shape of an output that merges rows by id, as if all ids were distinct; the real number is not known.
 
     Args:
         first: the shape of its first operand, as it reads it.
-        known: the shapes of what was merged before.
+        known: the shapes of such outputs of earlier nodes.
     """
     merges = node.op == "UnsortedSegmentSum" and has(node.inputs[1].node.op, "unique")
     hands_on = node.op == "Identity" and node.inputs[0] in known
@@ -346,7 +346,7 @@ def _distinct(node: Node, first: Shape, known: Mapping[Value, Shape]) -> dict[Va
 
 
 def _joined_shape(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) -> Shape:
-    """Return the shape of a node's first operand once the blocks of all replicas are joined for it, if they are."""
+    """Return the shape of a node's first operand; that of the joined blocks if the node reads them joined."""
     placement = folded.state.source(node.inputs[0]).placement
     if not shape or not placement.is_split or placement.dim or wanted(folded.state, node, 0) != "replicated":
         return shape
@@ -354,7 +354,7 @@ def _joined_shape(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) 
 
 
 def _rows(node: Node, inputs: Sequence[Shape]) -> int:
-    """Return the bytes of the rows that an update is given, and of an index for each."""
+    """Return the bytes of the rows of an update, and of an index for each."""
     if not updates_rows(node):
         return 0
     value, rows = rows_given(node, inputs)
@@ -370,7 +370,7 @@ def _scratch(node: Node, inputs: Sequence[Shape]) -> int:
 
 
 def _patches(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], cpu: Machine | None) -> int:
-    """Return the bytes of patches that a kernel holds on a CPU while it runs."""
+    """Return the bytes of image patches that a kernel needs on a CPU while it runs."""
     rule = rule_of(node.op)
     if cpu is None or rule is None or rule.patches is None:
         return 0

@@ -1,8 +1,9 @@
-"""Tasks: units of a simulated step, each with a duration, the lanes that it occupies, and its buffers; played here.
+"""Define tasks, the units of a simulated step with durations, lanes and buffers, and simulate them.
 
-One task stands for all instances of a node on one lane. Lanes of a CPU are as wide as it has cores; all others take one
-task at a time. Tasks are played by discrete-event simulation: one starts when its inputs are there and its lanes are
-free. Lanes serve in the order in which tasks become ready, as TensorFlow's executor and its channels do.
+One task stands for all instances of a node on one lane. A lane of a CPU takes as many tasks at a time as the CPU has
+cores; all other lanes take one. Tasks are played by discrete-event simulation: a task starts when its inputs are there
+and its lanes are free. Lanes take tasks in the order in which they become ready, like TensorFlow's executor and its
+channels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
 
 COMPUTE, EXCHANGE = "compute", "exchange"
 GRAIN_SECONDS = 20e-6
-"""Less work than this is not shared out among cores."""
+"""Work shorter than this is not divided among cores."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,14 +27,14 @@ class Buffer:
 
     Attributes:
         nbytes: of one instance.
-        place: the lane whose device holds it; on a CPU, `each` instance of a replica has its own.
-        each: whether every replica has one.
+        place: the lane whose device holds it.
+        each: whether every replica has an instance.
         maker: the task that makes it.
-        readers: those that read it.
-        kept: it outlives the step (variables, constants, what is fed or fetched).
-        is_scratch: it is there from the start of its maker to its end.
-        is_slot: it is a variable that an optimizer keeps beside another one.
-        handle: of the variable that it is, the node; empty for others.
+        readers: the tasks that read it.
+        kept: it outlives the step (variables, constants, feeds, fetches).
+        is_scratch: it exists only while its maker runs.
+        is_slot: it is a slot of an optimizer.
+        handle: the handle node of the variable that it holds; empty if it holds none.
     """
 
     nbytes: int
@@ -48,21 +49,21 @@ class Buffer:
 
     @property
     def passes(self) -> bool:
-        """Whether it is made and given back within the step."""
+        """Whether it is allocated and freed within the step."""
         return not self.kept and self.maker is not None and self.nbytes > 0
 
     @property
     def born(self) -> float:
-        """When there is memory for it: TensorFlow makes outputs as soon as the inputs are there."""
+        """When it is allocated: TensorFlow allocates outputs as soon as the inputs are there."""
         if self.maker is None:
             return 0.0
         return self.maker.start if self.is_scratch else self.maker.ready
 
     @property
     def freed(self) -> float:
-        """When nobody needs it any more; earlier where its last reader puts its result into it.
+        """When it is freed; earlier if its last reader writes its result into this buffer.
 
-        It does if nobody else reads it when its own result gets its memory.
+        The reader can do so if no other reader is running when its result is allocated.
         """
         last: Task | None = max(self.readers, key=lambda task: task.end, default=None)
         if last is None:
@@ -73,20 +74,20 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """A job.
+    """A unit of work on some lanes.
 
     Attributes:
         name: of the node or exchange.
         kind: "compute" or "exchange".
         op: the op type, or the lowering.
-        holds: seconds for which it keeps each lane.
-        width: how many cores it takes where it runs on a CPU.
+        holds: seconds for which it occupies each lane.
+        width: how many cores it takes on a CPU.
         seconds: from start to end.
         needs: the tasks that end before it starts.
-        reuses: its output may take the place of an input of the same size that nobody else needs any more.
+        reuses: its output may reuse the memory of an input of the same size.
         traffic: bytes over one link of each kind.
-        place: the device that computes it, where that is not its lane.
-        ready: when what it needs has ended; set by `simulate_events`, as its start and end are.
+        place: the device that computes it, if that is not its lane.
+        ready: when all of `needs` have ended; `simulate_events` sets it, as it does start and end.
     """
 
     name: str
@@ -105,37 +106,37 @@ class Task:
     end: float = 0.0
 
     def once_in(self, steps: int) -> Task:
-        """Return it as it is on the average of steps in which it is done once; before it is linked to others."""
+        """Return the task with its cost averaged over steps of which only one runs it; call before it is linked."""
         if steps == 1:
             return self
         holds, traffic = ({key: one / steps for key, one in found.items()} for found in (self.holds, self.traffic))
         return replace(self, holds=holds, traffic=traffic, seconds=self.seconds / steps)
 
     def after(self, tasks: Iterable[Task | None]) -> None:
-        """Let it wait for others."""
+        """Make it wait for other tasks."""
         self.needs += [task for task in tasks if task is not None]
 
 
 def lives_of(buffers: Iterable[Buffer]) -> Lives:
-    """Return when the buffers of one device are made and given back, once their tasks have been played."""
+    """Return when the buffers of one device are allocated and freed; their tasks have been played."""
     found = list(buffers)
     rows = ((one.born, one.freed, one.nbytes) for one in found if one.passes)
     return Lives.of(rows, sum(one.nbytes for one in found if one.kept))
 
 
 def compute_seconds(work: Work, compute: Compute) -> float:
-    """Return how long one instance of an op works, beside starting it."""
+    """Return the seconds of one instance of an op, without those of starting it."""
     rate = compute.flops.get(work.family, compute.flops["elementwise"])
     return max(work.flops / rate, work.nbytes / compute.bytes_per_second)
 
 
 def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tuple[float, int]:
-    """Return the seconds of some instances of an op on the cores of one CPU, and how many cores they keep busy.
+    """Return the seconds of parallel instances of an op on the cores of one CPU, and how many cores they occupy.
 
     Args:
         work: of one instance.
-        instances: how many run side by side.
-        runs: how often all of it is done.
+        instances: how many run in parallel.
+        runs: how often all instances run.
     """
     core = machine.core
     alone = compute_seconds(work, core)
@@ -147,11 +148,11 @@ def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tup
 
 
 def simulate_events(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
-    """Set start and end of every task; return when the last one ends.
+    """Set ready, start and end of every task; return when the last one ends.
 
     Args:
-        tasks: in an order in which they could run.
-        cores: the lanes that take several tasks at a time.
+        tasks: in an order in which they could run, which decides between tasks that become ready together.
+        cores: how many tasks a lane takes at a time, for lanes that take several.
     """
     free: dict[str, list[float]] = {lane: [0.0] * count for lane, count in cores.items()}
     waiting = [0] * len(tasks)
@@ -181,9 +182,9 @@ def simulate_events(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
 
 
 def _run(task: Task, at: float, free: dict[str, list[float]]) -> tuple[float, float]:
-    """Take the task's lanes as soon as all of them are free; return when it starts and ends.
+    """Occupy the task's lanes as soon as all of them are free; return its start and end.
 
-    A task of several cores runs on fewer, for longer, where it ends sooner so than by waiting for all.
+    A task of several cores runs longer on fewer cores if it ends sooner that way.
     """
     held = [(free.setdefault(lane, [0.0]), seconds) for lane, seconds in task.holds.items() if seconds]
     most = max([min(task.width, len(slots)) for slots, _ in held], default=1)

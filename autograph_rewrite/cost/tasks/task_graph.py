@@ -1,21 +1,22 @@
-"""Build the task graph of a step from the analysed step and a plan: compute, communication, buffers.
+"""Build the tasks and buffers of a step from the analysed step and a plan.
 
     node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a variable on servers
                          push to a server ──► its update, there
 
-Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them. On a
-model axis each node is on its logical device, and what another one reads crosses to it once:
+The tasks of exchanges are made first, so that nodes find the tasks that they wait for; the nodes that feed an exchange
+are connected at the end. On a model axis each node is on its logical device, and a value that another device reads is
+sent to it once:
 
     MatMul on device 1 ──► copy over "CPU:1 to CPU:0" ──► AddN on device 0
 
-CPU devices of a process see the same memory: what crosses stays where it was made, until its last reader has ended.
+CPU devices of a process share memory, so the value stays where it was made until its last reader has ended.
 
-On accelerators the host computes nodes that have no kernel there, and tensors cross:
+With accelerators, the host computes the nodes that have no kernel there, and tensors are copied:
 
-    x (fed) ══ host link ══► MatMul        words = AsString(h)    on the host's cores, h crosses first
+    x (fed) ══ host link ══► MatMul        words = AsString(h)    on the host's cores, h is copied first
 
-Where the shards of a table are on several servers, the rows of an update meet at the first, which hands them on. Which
-rows there are is known only once all are together; a dense gradient is cut before it is sent:
+Where the shards of a table are on several servers, all rows of an update are sent to the first server, which merges
+them and hands each shard's rows on. (A dense gradient is split before it is sent.)
 
     rows of every process ──► server 0: Unique, sum ──► update of shard 0
                                             └─ share of shard 1 ──► server 1: update of shard 1
@@ -43,33 +44,33 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 
-# Reads of variables that are not on the replica: pulled from servers, or all-gathered from shards.
+# Reads of variables that are not on the replica: a pull from servers, or an all-gather of shards.
 #
 # shards here     ConcatV2 ──► ReadVariableOp
-# on servers      pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
+# on servers      pull ──► ReadVariableOp          ResourceGather: only its rows are pulled, not the table
 # stage 1, 2      gather of the updated shards ──► ReadVariableOp
 # stage 3         gather ──► forward readers,  gather again ──► backward readers
 
 
 class Pulled(NamedTuple):
-    """What a read waits for, and the memory that holds what it gets."""
+    """The tasks that a read waits for, and the buffer that it reads."""
 
     tasks: tuple[Task, ...] = ()
     buffer: Buffer | None = None
 
 
 class Reads:
-    """Makes the exchanges that bring variables to where they are read.
+    """Makes the exchanges that bring variables to their readers.
 
     Attributes:
-        brought: the variable, the kind of exchange, and the bytes that one member hands over.
+        brought: the variable, kind and bytes that one member hands over, of each exchange.
     """
 
     def __init__(self, folded: AnalyzedStep, held: Mapping[str, Holding], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
-        self._chains: dict[tuple[str, str], list[Task]] = {}  # each of them after the one before
+        self._chains: dict[tuple[str, str], list[Task]] = {}  # each task waits for the one before
         self._buffers: dict[tuple[str, str, str], Buffer] = {}
-        self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
+        self._gathered: dict[Buffer, str] = {}  # buffers that are freed between forward and backward pass
         self._times = topology.plan.microbatches if topology.plan.gathers_for_each else 1
         self.brought: list[tuple[str, str, int]] = []
         self.regathers = any(holder.gathers for holder in held.values())
@@ -77,7 +78,7 @@ class Reads:
         self._forward = ancestors(outputs, controls=False)
 
     def of(self, node: Node, lane: str) -> Pulled:
-        """Return what brings a node the variable that it reads; nothing where the replica holds it."""
+        """Return the exchange that brings the variable of a node; nothing if the replica holds it."""
         name = self._folded.variable_of(node) if self._held else None
         holder = self._held.get(name) if name is not None else None
         if holder is None or name is None or self._folded.region.get(node) == name or has(node.op, "declares"):
@@ -93,11 +94,11 @@ class Reads:
         return self._pull(node, name, what, lane)
 
     def again(self, made: Buffer, node: Node, waits: Sequence[Task | None]) -> Pulled | None:
-        """Return what brings a backward reader a variable whose whole was given back; None where it is still there.
+        """Return the second gather of a variable for a backward reader; None if the whole is still there.
 
         Args:
             made: the buffer that the forward pass gathered.
-            waits: what makes the other inputs of the reader: before them, the whole is not needed.
+            waits: the producers of the reader's other inputs, which the gather waits for: it is not needed before.
         """
         name = self._gathered.get(made)
         if name is None or node in self._forward or self._folded.region.get(node) == name:
@@ -109,7 +110,7 @@ class Reads:
         return pulled
 
     def _gather(self, name: str, what: str, lane: str, *, kept: bool = False) -> Pulled:
-        """Return the gather of all shards; where replicas keep the whole, it is written in place."""
+        """Return the gather of all shards; replicas that keep the whole need no buffer for it."""
         whole = self._folded.item.variables[name].nbytes
         if (name, what) not in self._chains:
             times = 1 if kept else self._times
@@ -123,7 +124,7 @@ class Reads:
         return self._held_on(name, what, lane, 0 if kept else whole, each=True)
 
     def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
-        """Return the pull of a variable on servers, or of the rows of it that a node looks up on all replicas."""
+        """Return the pull of a variable on servers, or of the rows of it that a node gathers on all replicas."""
         nbytes = self._folded.item.variables[name].nbytes
         if has(node.op, "reads_rows"):
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))
@@ -140,7 +141,7 @@ class Reads:
         return self._held_on(name, what, lane, 0 if is_there else nbytes, each=False)
 
     def _join(self, name: str, lane: str, *, each: bool = True) -> Pulled:
-        """Return what makes the whole of the shards that a process has itself."""
+        """Return the join of shards that are all in this process."""
         if (name, "joined") not in self._chains:
             self._chains[name, "joined"] = [self._joining(name, self._topology.local if each else 1)]
         nbytes = self._folded.item.variables[name].nbytes
@@ -152,7 +153,7 @@ class Reads:
         return pass_task(f"join {name}", "ConcatV2", work, instances, self._topology)
 
     def _held_on(self, name: str, what: str, lane: str, nbytes: int, *, each: bool) -> Pulled:
-        """Return the exchange with the memory on one lane."""
+        """Return the last task of a chain, with its buffer on one lane."""
         task = self._chains[name, what][-1]
         key = (name, what, lane)
         if key not in self._buffers:
@@ -161,26 +162,26 @@ class Reads:
 
     @property
     def tasks(self) -> list[Task]:
-        """All exchanges, and what joins what they bring."""
+        """All exchanges and joins."""
         return [task for chain in self._chains.values() for task in chain]
 
     @property
     def buffers(self) -> list[Buffer]:
-        """What they bring."""
+        """The buffers of their results."""
         return list(self._buffers.values())
 
 
 LINK = "host link of "
-"""And the lane of the devices: each has a link of its own."""
+"""Prefix of the lane of a link; the lane of its devices follows."""
 
 
 @dataclass(frozen=True)
 class HostUse:
-    """Where the host takes part in a step on accelerators.
+    """The host's part in a step on accelerators.
 
     Attributes:
-        nodes: what it computes.
-        moved: values that cross on their way to a reader.
+        nodes: the nodes that the host computes.
+        moved: values that are copied between host and device, each with a reader.
     """
 
     nodes: frozenset[Node] = frozenset()
@@ -188,7 +189,7 @@ class HostUse:
 
 
 def host_use(folded: AnalyzedStep, topology: Topology) -> HostUse:
-    """Return what a folded step does on the host; nothing where replicas are on CPUs, or kernels are not known."""
+    """Return what a step does on the host; nothing if replicas are on CPUs, or kernels are not known."""
     device = topology.plan.devices_of(0)[0]
     if not is_accelerator(device):
         return HostUse()
@@ -211,13 +212,13 @@ class Built:
     """The tasks of one step.
 
     Attributes:
-        buffers: what they make and read, variables included.
-        cores: the lanes that take several tasks at a time.
+        buffers: the buffers that they make and read, variables included.
+        cores: how many tasks a lane takes at a time, for lanes that take several.
         groups: the exchanges of the plan's edges, each with its tasks.
         variable_bytes: of one instance of a device, by lane.
-        work: FLOPs and bytes of one instance, by the device and whether every replica has one.
-        sent: what has come to another logical device, with the move and the buffer there.
-        brought: variables that come to where they are read, with the kind of exchange and the bytes.
+        work: FLOPs and bytes of one instance, by device and whether every replica has one.
+        sent: values sent to another logical device, each with the copy and the buffer there.
+        brought: as for `Reads`.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -231,7 +232,7 @@ class Built:
     brought: list[tuple[str, str, int]] = field(default_factory=list)
 
     def busy(self, task: Task) -> dict[str, float]:
-        """Return for how long a task keeps each lane busy: of several cores, for how long it would keep all of them."""
+        """Return how long a task keeps each lane busy, on a CPU scaled as if it kept all cores busy."""
         return {lane: held * task.width / self.cores.get(lane, 1) for lane, held in task.holds.items()}
 
 
@@ -256,13 +257,13 @@ class TaskGraphBuilder:
         self.once = self._made_once()
         self.each = folded.each - self.once
         meets = not plan.gathers_for_each and any(holder.gathers for holder in self.holdings.values())
-        self.together = plan.microbatches if meets else 1  # they meet where variables are gathered for all of them
+        self.together = plan.microbatches if meets else 1  # all run at once where a variable is gathered once for all
         self.built = Built()
         self.reads = Reads(folded, self.holdings, topology, sizes)
         self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane
         self.ends: dict[tuple[Node, str], Task] = {}
-        self.exchanged: dict[tuple[str, str], Task] = {}  # the last task, by value and target
-        self.results: dict[tuple[str, str, str], Buffer] = {}  # the same, with the lane
+        self.exchanged: dict[tuple[str, str], Task] = {}  # the last task of an exchange, by value and target
+        self.results: dict[tuple[str, str, str], Buffer] = {}  # its results, by value, target and lane
         self.moves: dict[Value, Task] = {}
         self.logical = LogicalDevices(folded, topology, self.built.tasks, self.built.buffers)
         self.host = host_use(folded, topology)
@@ -273,7 +274,7 @@ class TaskGraphBuilder:
         self.built.cores.update(dict.fromkeys(sorted(lanes | own), topology.machine.cores))
 
     def run(self) -> None:
-        """Make everything."""
+        """Make all tasks and buffers."""
         self._hold_variables()
         found = groups(self.folded, self.plan.edges, self.meetings, self.sizes)
         starts = [(group, self._exchange(group)) for group in found]
@@ -292,14 +293,14 @@ class TaskGraphBuilder:
     # Where things are.
 
     def _holder(self, node: Node) -> Holding | None:
-        """Return who computes the update that a node belongs to, where that is not every replica."""
+        """Return who computes the update that a node belongs to, if that is not every replica."""
         name = self.folded.region.get(node)
         if name is None or node in self.once:
             return None
         return (self.holdings if self.folded.variable_of(node) else self.meetings).get(name)
 
     def _made_once(self) -> frozenset[Node]:
-        """Return what runs once, on the first device, though others of this process hold its variable."""
+        """Return the nodes that run once, on the first device, although another device holds their variable."""
         if self.topology.processes > 1:
             return frozenset()
         held = {name for name, holder in self.holdings.items() if holder.homes}
@@ -339,7 +340,7 @@ class TaskGraphBuilder:
     # Exchanges.
 
     def _exchange(self, group: ExchangeGroup) -> Task:
-        """Make the tasks of a group, and the buffers of what comes out; return the first task."""
+        """Make the tasks of a group and the buffers of its results; return the first task."""
         chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
         chain = [task.once_in(self.plan.period_of(group.first)) for task in chain]
         for before, after in pairwise(chain):
@@ -373,7 +374,7 @@ class TaskGraphBuilder:
         return chain[0]
 
     def _sum_up(self, group: ExchangeGroup, reader: Task) -> None:
-        """Hold the sums to which the micro-batches of each replica add their gradients, from the first of them on."""
+        """Add the buffers in which each replica sums the gradients of its micro-batches, from the first one on."""
         if self.plan.microbatches == 1 or group.first.owner == STEP or not group.first.from_.startswith("partial"):
             return
         first = Task(f"first of {group.first.value}", COMPUTE, "sum", {}, 0.0)
@@ -388,7 +389,7 @@ class TaskGraphBuilder:
         return made
 
     def _feed(self, task: Task, value: Value) -> None:
-        """Let an exchange wait for, and read, what all lanes make of a value."""
+        """Make an exchange wait for and read a value on all lanes."""
         for lane in self.topology.lanes:
             end, made = self.ends.get((value.node, lane)), self.values.get((value, lane))
             task.after([end])
@@ -426,7 +427,7 @@ class TaskGraphBuilder:
         self._outputs(node, lane, task, holder, read)
 
     def _hand_on(self, task: Task, node: Node, holder: Holding, lane: str) -> None:
-        """Let an update of rows wait until the others who hold its table have theirs; one process may have all."""
+        """Make an update of rows wait until all servers of its table have their rows; one process may have all."""
         rows = self.counts[node].rows  # bytes
         exchange = self.topology.hand_on(rows, *holder.homes)
         if rows and exchange.seconds:
@@ -458,13 +459,13 @@ class TaskGraphBuilder:
         return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
 
     def _note(self, node: Node, lane: str, work: Work, runs: int) -> None:
-        """Count the work of one instance for its device."""
+        """Add the work of one instance to that of its device."""
         key = (self.topology.place(lane, self.logical.of(node)), node in self.each)
         flops, nbytes = self.built.work.get(key, (0.0, 0.0))
         self.built.work[key] = flops + work.flops * runs, nbytes + work.nbytes * runs
 
     def _apart(self, node: Node, work: Work, holder: Holding, reuses: bool) -> Task:
-        """Return the task of an update's node on all devices that hold the variable."""
+        """Return the task of an update's node on all servers of the variable."""
         shard = Work(work.family, work.flops / holder.parts, work.nbytes / holder.parts)
         seconds, width = on_cores(shard, 1, self.topology.machine)
         holds: dict[str, float] = {}
@@ -474,7 +475,7 @@ class TaskGraphBuilder:
         return Task(node.name, COMPUTE, node.op, holds, max(holds.values()), width, reuses=reuses)
 
     def _input(self, task: Task, node: Node, index: int, lane: str) -> Buffer | None:
-        """Let a task wait for an input; return the buffer that it reads."""
+        """Make a task wait for an input; return the buffer that it reads."""
         value, first = node.inputs[index], self.topology.lanes[0]
         key = value.name, self.counts[node].targets[index] or ""
         end = self.exchanged.get(key)
@@ -487,11 +488,11 @@ class TaskGraphBuilder:
             travels = not has(value.node.op, "held")
         task.after([end])
         if own is None and other is not None and travels and lane in self.topology.lanes:
-            task.after([self._moved(value, other)])  # it was made once, on the first device
+            task.after([self._moved(value, other)])  # the value was made once, on the first device
         return self.logical.brought(task, value, own or other, self.logical.of(node), lane)
 
     def _moved(self, value: Value, made: Buffer) -> Task | None:
-        """Return the task that takes what exists once from the first device to the others."""
+        """Return the task that copies a value from the first device to the others; None if it takes no time."""
         exchange = self.topology.within(made.nbytes * (self.topology.local - 1))
         if not exchange.seconds:
             return None
@@ -503,7 +504,7 @@ class TaskGraphBuilder:
         return self.moves[value]
 
     def _cross(self, value: Value, lane: str) -> Task:
-        """Return the task that takes a value over the link between a lane's devices and their host."""
+        """Return the task that copies a value over the link between a lane's devices and their host."""
         if (value, lane) not in self.crossed:
             nbytes = dict(self.counts[value.node].made).get(value, 0)
             link, seconds = LINK + lane, self.topology.machine.host.time(nbytes)
@@ -514,7 +515,7 @@ class TaskGraphBuilder:
         return self.crossed[value, lane]
 
     def _outputs(self, node: Node, lane: str, task: Task, holder: Holding | None, read: list[Buffer | None]) -> None:
-        """Note what a node makes: views hand on the buffer that they read."""
+        """Add the buffers of a node's outputs; a view shares the buffer that it reads."""
         own = next((made for made in read if made is not None), None)
         share = self.plan.replicas if holder is not None and holder.is_shared_out else 1
         share = holder.parts if holder is not None and holder.is_apart else share
@@ -532,7 +533,7 @@ class TaskGraphBuilder:
             each = node in self.each or bool(holder and holder.is_shared_out)
             times = self.together if node in self.each else 1
             if value in self.folded.state.whole_inputs and self.topology.on_cpu:
-                times = self.topology.local  # the process is fed the shares of all its replicas
+                times = self.topology.local  # the process is fed the blocks of all its replicas
             place = self.topology.place(lane, self.logical.of(node))
             made = self._buffer(nbytes * times // share, place, task, each=each)
             made.kept = has(node.op, "held") or value in self.folded.outputs
@@ -540,11 +541,11 @@ class TaskGraphBuilder:
 
 
 class LogicalDevices:
-    """Puts tasks and buffers on logical devices; without a model axis it does nothing.
+    """Puts tasks and buffers on logical devices; does nothing without a model axis.
 
     Args:
-        tasks: to which moves are added.
-        buffers: to which copies are added.
+        tasks: the list to which copy tasks are added.
+        buffers: the list to which their buffers are added.
     """
 
     def __init__(self, folded: AnalyzedStep, topology: Topology, tasks: list[Task], buffers: list[Buffer]) -> None:
@@ -556,14 +557,14 @@ class LogicalDevices:
         return self._logical.get(node, 0) if node is not None else 0
 
     def put(self, task: Task, device: int) -> None:
-        """Let a logical device compute a task."""
+        """Put a task on a logical device, if it computes on a replica."""
         own = [lane for lane in task.holds if lane in self._topology.lanes]
         if self._topology.logical > 1 and task.kind == COMPUTE and own:
             task.place = self._topology.place(own[0], device)
             task.holds = {self._topology.computes(lane, device): seconds for lane, seconds in task.holds.items()}
 
     def put_rest(self) -> None:
-        """Put what belongs to no logical device on the first one."""
+        """Put tasks and buffers that are on no logical device on the first one."""
         if self._topology.logical == 1:
             return
         places = {lane: self._topology.place(lane, 0) for lane in self._topology.lanes}
@@ -574,7 +575,7 @@ class LogicalDevices:
                 self.put(task, 0)
 
     def brought(self, task: Task, value: Value, found: Buffer | None, target: int, lane: str) -> Buffer | None:
-        """Let a task wait until a value has come to its logical device; return the buffer that it reads there.
+        """Make a task wait until a value has arrived on its logical device; return the buffer that it reads there.
 
         Args:
             task: the reader.
@@ -593,7 +594,7 @@ class LogicalDevices:
         return arrived
 
     def _send(self, value: Value, found: Buffer, target: int, lane: str) -> tuple[Task, Buffer]:
-        """Return the move of a value, and the buffer that it arrives in."""
+        """Return the copy task of a value, and the buffer on the target."""
         exchange = self._topology.between(found.nbytes, self.of(value.node), target)
         move = exchange_task(f"copy {value.name}", "copy", exchange)
         move.after([found.maker])
@@ -607,7 +608,7 @@ class LogicalDevices:
 
 
 def meeting_places(folded: AnalyzedStep, holdings: Mapping[str, Holding]) -> dict[str, Holding]:
-    """Return where what leads to the update of each variable runs: where it lives, or on the first of its homes."""
+    """Return where the nodes of each variable's update run: where it lives; for row updates, on its first server."""
 
     def place(name: str, holder: Holding) -> Holding:
         by_rows = name in folded.uses and any(map(updates_rows, folded.uses[name].updates))
