@@ -116,7 +116,7 @@ def test_of_a_large_graph_every_number_of_stages_is_tried_and_recomputation_too(
     item = normalise(make_item(chain(12, 16)))
     config = Config.of({**AUTO, "devices": [f"CPU:{i}" for i in range(4)], "memory_limit": 2**20})
     evaluator = Evaluator(item)
-    starts = Starts(item, config, evaluator, {one.name: one for one in BUILDERS}, 1)  # which nothing fits
+    starts = Starts(item, config, evaluator, {one.name: one for one in BUILDERS}, 7_000)  # which only variables fit
     with pytest.raises(PlanError):
         starts.fitting()
     names = [start.name for start in starts.found]
