@@ -58,8 +58,8 @@ def _model(program: Program) -> Any:
     model = keras.Model(x, layers.Dense(2)(h))
     optimizer = keras_optimizer(dice.choice(KERAS), dice)
     loss, metrics = dice.choice(["mse", "mae", "huber"]), dice.choice([[], ["mae"]])
-    if isinstance(optimizer, keras.optimizers.Lion) and loss == "mae":
-        loss = "mse"  # the sign of a sum of signs: where it is zero, the order of the sum decides
+    if isinstance(optimizer, (keras.optimizers.Lion, keras.optimizers.Adafactor)) and loss == "mae":
+        loss = "mse"  # the sign or the scale of a sum of signs: if it is zero, the rounding of that order decides
     model.compile(optimizer, loss, metrics=metrics)
     return model
 
