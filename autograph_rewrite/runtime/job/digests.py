@@ -29,7 +29,7 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
+from autograph_rewrite.runtime.job.exchanges import ACCOUNTS, FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
 from autograph_rewrite.runtime.job.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.training_graph import TrainingGraph
@@ -281,8 +281,6 @@ class Beside:
 #
 # They are exchanged in a separate session, which works even if the step has failed.
 
-GROUP = 2**29 - 1
-"""The group key of accounts."""
 PATIENCE = 4.0
 """Seconds that a worker which has waited in vain waits for the accounts of the others."""
 _SHOWN, _WIDTH = 8, 120
@@ -324,7 +322,7 @@ def difference(member: Membership, account: StepAccount, seconds: float = PATIEN
         return None
     text = json.dumps([account.what, dict(account.given), dict(account.shown)])
     try:
-        job = Rendezvous(member, seconds, group=GROUP, numbers=counts().accounts, tells=False)
+        job = Rendezvous(member, seconds, group=ACCOUNTS, numbers=counts().accounts, tells=False)
         told = [StepAccount(*json.loads(said)) for said in job.texts(text, "tell what they do")]
     except RewriteError:
         return None

@@ -28,6 +28,9 @@ from autograph_rewrite.runtime.job.watchdog import Closing, Watchdog
 
 FIRST_KEY = 2**29
 """Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
+ACCOUNTS, STOPS, MEANS = FIRST_KEY - 1, FIRST_KEY - 2, FIRST_KEY - 3
+"""Group keys of other exchanges outside of steps, each its own: TensorFlow numbers the runs of each key, and a stop may
+come from a signal while variables are averaged."""
 
 NUMBERS = 2**24
 """How many numbers are sent at once: a message of gRPC cannot hold two gigabytes."""
@@ -217,9 +220,6 @@ class RepeatedSum:
 #
 # replica 0: w = 1, replica 1: w = 3      ─► 2 in this process, which all others do likewise ─► 2 in each copy
 
-GROUP, KEY = 2**29 - 2, 1
-"""The group key of the exchange between workers, and the first of its instance keys."""
-
 
 def replica_means(rows: Sequence[Sequence[Array]], member: Membership | None, seconds: float) -> list[Array]:
     """Return the mean of each variable over the replicas of all workers, which call this together.
@@ -246,7 +246,7 @@ def _wide(value: Array) -> type:
 def _added_up(totals: Sequence[Array], member: Membership, seconds: float) -> list[Array]:
     flat = [np.ascontiguousarray(total).reshape(-1).view(np.float64) for total in totals]
     joined = np.concatenate(flat)
-    with RepeatedSum(member, seconds, joined, GROUP, KEY + joined.size % 2**20) as exchange:
+    with RepeatedSum(member, seconds, joined, MEANS, 1 + joined.size % 2**20) as exchange:
         joined = exchange.add_up(joined, "average the variables of all replicas")
     ends = np.cumsum([part.size for part in flat])[:-1]
     parts = np.split(joined, ends)

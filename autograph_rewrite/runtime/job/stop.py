@@ -29,7 +29,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ConfigError, Preempted, RewriteError
 from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.background_thread import repeat
-from autograph_rewrite.runtime.job.exchanges import RepeatedSum
+from autograph_rewrite.runtime.job.exchanges import STOPS, RepeatedSum
 from autograph_rewrite.runtime.job.liveness import ask, listed, others
 from autograph_rewrite.runtime.job.signals import GRACE, grace, listen, name_of_signal
 from autograph_rewrite.training_graph import RewrittenTrace
@@ -38,7 +38,6 @@ BY_SIGNAL = 128
 """The exit code is this plus the signal's number, as in shells."""
 FLAG = "stop"
 """The flag on a worker's device that asks it to end together with all others."""
-_KEY = 2**29 - 2
 _LOOK = 0.5
 """Seconds between two looks whether another worker was asked to end."""
 _GLANCE, _PATIENCE = 0.2, 1.0
@@ -225,7 +224,7 @@ class Stop:
         """Return the largest number of steps that any worker has begun."""
         assert self._member is not None
         begun = exchanges.table_of(self._member, np.array(self.steps, np.int64))
-        with RepeatedSum(self._member, seconds, begun, _KEY, _KEY) as exchange:
+        with RepeatedSum(self._member, seconds, begun, STOPS, STOPS) as exchange:
             return int(exchange.add_up(begun, "stop together").max())
 
     def _watch(self, ends: float) -> None:
