@@ -354,7 +354,7 @@ def _roles(item: TrainingGraph) -> dict[str, Role]:
 #
 # ReadVariableOp, ResourceGather, ResourceApplyAdam, AssignVariableOp      each shard has its own
 # Enter, ReadVariableOp                                                    a loop reads it: it is read before the loop
-# Enter, AssignVariableOp                                                  a loop writes it
+# Enter, AssignVariableOp                                                  a loop writes its shard in each iteration
 # ResourceStridedSliceAssign                                               all of it is written
 # ResourceCountUpTo                                                        it works on a whole variable only
 
@@ -385,8 +385,8 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
     for node, index in handle_uses(handle):
         if node in settled or (rewritten and index == 0 and node.op in WRITE_ELEMENTS):
             continue
-        if has(node.op, "routes") and node.op not in SWITCHES:
-            return Obstacle("a loop captures it", node)
+        if has(node.op, "routes") and node.op not in _CARRIERS:
+            return Obstacle("a loop hands on its handle", node)
         if not (has(node.op, "forwards_handle") or _is_known(node, index, cut)):
             return Obstacle(f"{node.op} needs the whole variable", node)
     return None
@@ -396,7 +396,7 @@ def require_cuttable(name: str, handle: Node, cut: Collection[Node]) -> None:
     """Refuse a variable with a use that needs the whole of it.
 
     Raises:
-        GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
+        GraphError: an op reads or writes it that works on whole variables only.
     """
     found = obstacle(handle, cut)
     if found is not None:

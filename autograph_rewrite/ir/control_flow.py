@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.traversal import dependencies
+from autograph_rewrite.ir.traversal import dependencies, topological_order
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 
 OPENS = ENTERS | SWITCHES
@@ -166,6 +166,20 @@ def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
     frames = frames_of(nodes)
     guards = guards_of(nodes, frames)
     return {node for node in nodes if node not in frames and node not in guards}
+
+
+def tie_constants(graph: Graph) -> None:
+    """Let constants that a node of a loop reads run in that loop, after another operand of their reader.
+
+    A constant has no inputs, so without a control edge it is in no loop, and its reader would never get it.
+    """
+    frames = frames_of(topological_order(graph))
+    for node in frames:
+        inside = [value.node for value in node.inputs if value.node in frames]
+        if inside and node.op not in ENTERS and len(inside) < len(node.inputs):
+            for value in node.inputs:
+                if value.node not in frames and not value.node.inputs:
+                    value.node.add_control(inside[0])
 
 
 def awaited(value: Value, copied: Callable[[Value], Node]) -> Node:

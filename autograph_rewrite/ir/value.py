@@ -50,12 +50,13 @@ class Value:
     def replace_all_uses_with(self, new: Value, *, keep: Collection[Node] = ()) -> None:
         """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too.
 
-        A reader keeps its selector only where `new` still has several instances for it.
+        A reader keeps its selector where `new` has the instances of this value, or still several for it.
         """
         span = new.node.span
         for node, index in tuple(self._uses):
             if node not in keep:
-                node.set_input(index, new, node.selects.get(index) if is_rarer(node.span, span) else None)
+                selects = span == self.node.span or is_rarer(node.span, span)
+                node.set_input(index, new, node.selects.get(index) if selects else None)
         self.node.graph.move_anchors(self, new)
 
     def __repr__(self) -> str:

@@ -109,8 +109,8 @@ class FoldedBuilder:
             select: which instances and outputs it reads.
             **attrs: by name, decoded.
         """
-        made = Builder(self.rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
-        return made.op(op, value, *others, selects={0: select}, **attrs)
+        site = Site(f"{self.name}/{what}", self.span, self.origin)
+        return self.rewrite.add(op, [value, *others], site, selects={0: select}, attrs=attrs).output()
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant.

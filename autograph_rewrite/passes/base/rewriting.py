@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -396,6 +397,7 @@ class Rewrite:
         site: Site,
         *,
         gather: Collection[int] = (),
+        selects: Mapping[int, Select] = MappingProxyType({}),
         attrs: Mapping[str, Any] | None = None,
         controls: Iterable[Node] = (),
     ) -> Node:
@@ -406,20 +408,21 @@ class Rewrite:
             inputs: if the node runs less often than an input, it reads the first instance of that input.
             site: its name, span, origin and place.
             gather: input positions that read all instances instead of the first.
+            selects: which instances other positions read, where that does not follow from the spans.
             attrs: decoded, by name.
             controls: nodes to wait for.
         """
         controls = list(controls)
         frame = max((self.frames.get(one, ()) for one in (*(v.node for v in inputs), *controls)), key=len, default=())
         inputs = [self._brought(value, frame) for value in inputs]
-        selects = {
+        found = {
             i: Select.ALL if i in gather else Select.FIRST
             for i, value in enumerate(inputs)
             if is_rarer(site.span, value.node.span)
         }
         place = site.place if site.place is not None else self._place if site.span == ONCE else ANYWHERE
         build = Builder(self.graph, site.name, site.origin, site.span, place=place)
-        node = build.node(op, *inputs, controls=controls, selects=selects, **(attrs or {}))
+        node = build.node(op, *inputs, controls=controls, selects={**found, **selects}, **(attrs or {}))
         if frame:
             self.frames[node] = frame
         return node

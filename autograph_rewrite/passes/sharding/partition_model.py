@@ -34,7 +34,12 @@ from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
+from autograph_rewrite.passes.canonicalize.whole_uses import (
+    GATHERED,
+    read_before_loops,
+    read_whole_for_elements,
+    write_whole_values,
+)
 from autograph_rewrite.passes.sharding.local_program import LocalProgram, ModelBlocks, obstacle
 from autograph_rewrite.passes.sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.sharding.placements import (
@@ -202,7 +207,10 @@ def _partition_axes(
     devices = run_devices(plan, task)
     if plan.mode == "shared":
         devices = devices[: model.size]
-    read = read_before_loops(graph, item, [one.name for one in model.shardings if one.split])
+    cut = [one.name for one in model.shardings if one.split and one.name in item.variables]
+    read = read_before_loops(graph, item, cut)
+    write_whole_values(graph, item, cut)
+    read_whole_for_elements(graph, item, cut)
     gathered = tuple(f"model axis: {GATHERED.format(*one)}" for one in read)
     plan = replace(plan, notes=(*plan.notes, *unused, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}

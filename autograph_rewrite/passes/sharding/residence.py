@@ -28,7 +28,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
+from autograph_rewrite.ir.traversal import ancestors, earlier, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ir.value import Use
@@ -208,7 +208,7 @@ class _Asks:
         writes = [node for node in state.order if node in step and has(node.op, "writes")]
         updates = [node for node in writes if handle_node(node.inputs[0]) not in apart]
         self._updates = [node for node in updates if handle_node(node.inputs[0]) in cuts]
-        self._behind = ancestors(updates)
+        self._behind = earlier(updates)
         self._before: set[Node] = set()
 
     def for_shards(self, variables: Mapping[str, Variable], handles: Mapping[Node, str]) -> None:
@@ -219,7 +219,7 @@ class _Asks:
             shape = tuple(dim for dim in variables[handles[handle]].shape or () if dim is not None)
             for value in gradients_of(self._state, node, shape):
                 found.setdefault(value, self._cuts[handle])
-        self._before = ancestors(value.node for value in found)
+        self._before = earlier(value.node for value in found)
         for value, cut in found.items():
             uses = [use for use in value.uses if self._is_of_update(use.node)]
             if uses and Ways.of(cut).sums_whole:
@@ -286,8 +286,7 @@ class _Asks:
         """Return whether a node is a part of an update: it is after the gradients, and works on elements."""
         if has(node.op, "writes"):
             return handle_node(node.inputs[0]) not in self._apart
-        inside = node in self._behind and node not in self._before and node not in self._state.looped
-        return inside and is_of_updates(node)
+        return node in self._behind and node not in self._before and is_of_updates(node)
 
 
 def _read_table(lookup: Node) -> None:

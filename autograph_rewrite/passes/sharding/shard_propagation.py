@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import earlier
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, split
@@ -101,7 +101,7 @@ class ShardPlacements:
 
 
 def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node]) -> ShardPlacements:
-    """Find the values that can be cut with the variables; nodes inside loops stay as they are.
+    """Find the values that can be cut with the variables.
 
     Args:
         state: placements of the graph in which nothing is cut.
@@ -114,12 +114,12 @@ def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set
         if node in step and has(node.op, "writes") and (member := shares.member(node)) is not None:
             for value in gradients_of(state, node, member.shape):
                 shares.gradients.setdefault(value, member.axis)
-    before = ancestors(value.node for value in shares.gradients)
-    behind = ancestors(node for node in state.order if node in step and has(node.op, "writes"))
+    before = earlier(value.node for value in shares.gradients)
+    behind = earlier(node for node in state.order if node in step and has(node.op, "writes"))
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
-        elif node in behind and node not in before and node not in state.looped and is_of_updates(node):
+        elif node in behind and node not in before and is_of_updates(node):
             _visit(shares, node)
         for value in node.read_outputs:
             if value in shares.gradients:

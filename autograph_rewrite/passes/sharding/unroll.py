@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import tie_constants
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Value
 from autograph_rewrite.ir.replace_op import take_name
@@ -116,6 +117,7 @@ class Unroll:
             if value in self.wholes or value in self.parts:
                 self.graph.move_anchors(value, self.one(value, 0))
         self._hand_on_names(gone)
+        tie_constants(self.graph)
 
     def add(self, op: str, inputs: Sequence[Value], near: Node, what: str, **attrs: Any) -> Value:
         """Add a node, named after `near` and on its device; return its first output."""

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.traversal import topological_order
@@ -155,7 +154,7 @@ def test_the_loop_reads_what_was_written_before_it() -> None:
     assert report.ok, report
 
 
-def test_a_variable_that_a_loop_writes_is_refused_by_name() -> None:
+def test_a_variable_that_a_loop_writes_is_cut_and_each_iteration_writes_its_blocks() -> None:
     w = tf.Variable(np.eye(4), name="w")
 
     def step(x: Any) -> Any:
@@ -166,8 +165,10 @@ def test_a_variable_that_a_loop_writes_is_refused_by_name() -> None:
         return tf.reduce_mean(tf.while_loop(lambda i, _: i < 2, body, (0, x))[1])
 
     item = ar.GraphItem.from_function(step, tf.TensorSpec([None, 4], tf.float64))
-    with pytest.raises(GraphError, match="'w' cannot be cut into shards: a loop captures it"):
-        ar.rewrite(item, {**MESHES["two devices"], "sharding": [{"match": "w", "split": [1, 2]}]})
+    for mode in ("shared", "mirrored"):
+        mesh = {**MESHES["two devices"], "strategy": {"variables": mode}}
+        report = ar.verify(item, {**mesh, "sharding": [{"match": "w", "split": [1, 2]}]})
+        assert report.ok, report
 
 
 def test_a_loop_of_tensorflow_1_reads_the_gathered_variable() -> None:
