@@ -18,10 +18,20 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE
+from autograph_rewrite.ir.mesh import EACH, ONCE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
-from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments, shards_of
+from autograph_rewrite.ops.facts.symbolic_dims import (
+    BLOCK,
+    COMMON,
+    Dim,
+    Sym,
+    is_local,
+    is_open,
+    rows_of_unit,
+    segments,
+    shards_of,
+)
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
@@ -31,7 +41,17 @@ from autograph_rewrite.passes.collectives.local_ops import reduce_local
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 
-def global_size(rewrite: Rewrite, value: Value, fact: Fact, batch: Value, keys: Keys) -> Value:
+def span_of_size(rewrite: Rewrite, value: Value, fact: Fact) -> Span:
+    """Return how often the size over the whole batch is computed: once, or in a loop on each device that reads it.
+
+    In a nested loop, TensorFlow 2.21 loses a size that another device needs when it folds what is computed of it
+    (GroupCrossDeviceControlEdges), and the step never ends.
+    """
+    follows = fact.value and all(rows_of_unit(entry) is not None for entry in fact.value if is_local(entry))
+    return value.node.span if follows and rewrite.frames.get(value.node) else ONCE
+
+
+def global_size(rewrite: Rewrite, value: Value, fact: Fact, batch: Value, keys: Keys, span: Span) -> Value:
     """Return the size over the whole batch.
 
     Args:
@@ -39,8 +59,9 @@ def global_size(rewrite: Rewrite, value: Value, fact: Fact, batch: Value, keys: 
         fact: of `value`.
         batch: the number of examples of the whole batch.
         keys: of collectives.
+        span: that of `span_of_size`.
     """
-    sizes = _Sizes(rewrite, value, fact)
+    sizes = _Sizes(rewrite, value, fact, span)
     edge = rewrite.edges.get((value.name, "replicated"))
     crosses = edge is not None and edge.lowered.crosses  # the plan lets all processes add up
     counted = None if crosses else sizes.product(sizes.local, batch)
@@ -69,13 +90,14 @@ def read_early(rewrite: Rewrite, node: Node) -> Value | None:
 class _Sizes:
     """Adds nodes for one tensor of sizes."""
 
-    def __init__(self, rewrite: Rewrite, value: Value, fact: Fact) -> None:
+    def __init__(self, rewrite: Rewrite, value: Value, fact: Fact, span: Span = ONCE) -> None:
         self._rewrite = rewrite
         self._value, self._fact = value, fact
         self._entries: Sequence[Dim] = fact.value or ()
         self._shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
         self.local = [is_local(entry) for entry in self._entries]
         self._local = np.array(self.local).reshape(self._shape)
+        self._span = span
 
     def product(self, chosen: Sequence[bool], batch: Value | None = None, name: str = "per_example") -> Value | None:
         """Compute chosen entries from their factors, with zeros for the others; None if a factor cannot be read.
@@ -180,11 +202,11 @@ class _Sizes:
         return self._add("Cast", [value], what, DstT=self._fact.dtype)
 
     def _add(self, op: str, inputs: list[Value], what: str, **attrs: Any) -> Value:
-        return FoldedBuilder.of(self._rewrite, self._value, span=ONCE).op(op, *inputs, what=what, **attrs)
+        return FoldedBuilder.of(self._rewrite, self._value, span=self._span).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, what: str, dtype: object = None) -> Value:
         name = f"{self._value.node.name}/{what}"
         kind = dtypes.numpy_dtype(self._fact.dtype) if dtype is None else dtype
         made = self._rewrite.const(content, kind, name=name, near=self._value)
-        made.node.set_span(ONCE)
+        made.node.set_span(self._span)
         return made

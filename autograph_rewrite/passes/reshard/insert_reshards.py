@@ -52,7 +52,7 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
-from autograph_rewrite.passes.reshard.global_sizes import read_early
+from autograph_rewrite.passes.reshard.global_sizes import read_early, span_of_size
 from autograph_rewrite.passes.sharding.local_program import blocks_of
 from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -389,7 +389,7 @@ class Reshards:
         blocks = self._of_shards(shards) if shards else self.blocks_at(value.node)
         conversion = Conversion(value, REPLICATED, fact.placement, blocks, edge)
         if fact.is_local:
-            return self._add(value, conversion, ONCE)
+            return self._add(value, conversion, span_of_size(rewrite, value, fact))
         with rewrite.at(home_of_edge(rewrite, edge)):
             return self._add(rewrite.current(value), conversion, span_of_whole(rewrite, conversion))
 

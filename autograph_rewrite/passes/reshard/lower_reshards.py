@@ -132,7 +132,7 @@ class LoweredReshards:
             part = fact._replace(placement=asked.before)
             return gather_between_processes(exchange, source, Blocked(part, asked.blocks, 1))
         if fact.is_local:
-            return global_size(rewrite, value, fact, asked.blocks.batch, self._keys)
+            return global_size(rewrite, value, fact, asked.blocks.batch, self._keys, node.span)
         with rewrite.at(home_of_edge(rewrite, asked.edge)):
             return self._combined(exchange, source, value, fact, asked.blocks)
 
