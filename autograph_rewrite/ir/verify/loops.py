@@ -27,6 +27,7 @@ def loop_faults(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
         yield from _run_once(order, frames)
         yield from _waiting_for_themselves(order, frames)
         yield from _standing_still(order)
+        yield from _entered_late(order)
         yield from _carried_sometimes(order, frames)
 
 
@@ -77,6 +78,19 @@ def _standing_still(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
         if node._controls and node.op in MERGES and any(v.node.op in BACK_EDGES for v in node._inputs):
             awaited = next(iter(node._controls)).name
             yield node, f"'{node.name}' waits for '{awaited}', so its loop would stand still"
+
+
+def _entered_late(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
+    """Yield the loop Merges that read something else than an Enter and a back edge.
+
+    Only there does TensorFlow tell a Merge that its loop is not run, in a branch or in a last iteration around it; any
+    other operand leaves the Exits of that loop out, and what waits for them waits for ever.
+    """
+    for node in order:
+        if node.op in MERGES and any(value.node.op in BACK_EDGES for value in node._inputs):
+            for value in node._inputs:
+                if value.node.op not in BACK_EDGES | ENTERS:
+                    yield node, f"'{node.name}' begins its loop with '{value.name}', which is no Enter"
 
 
 def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:

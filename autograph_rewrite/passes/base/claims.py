@@ -13,7 +13,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, STATISTICS, kind_of
 from autograph_rewrite.ops.rules.registered import registered
-from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -67,7 +67,7 @@ def _claim(state: Propagation, value: Value) -> Claim:
 
 
 def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
-    """Return the nodes that hand a converted value to the next iteration, each with the conversion."""
+    """Return the nodes that bring a converted value to a loop, each with the conversion."""
     found: dict[Node, Reshard] = {}
     for node in state.order:
         if node.op in MERGES:
@@ -76,9 +76,20 @@ def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
             found |= {
                 node.inputs[index].node: reshard
                 for index, reshard in reshards.items()
-                if node.inputs[index].node.op in BACK_EDGES
+                if carries(node.inputs[index].node, node)
             }
     return found
+
+
+def carries(carrier: Node, merge: Node) -> bool:
+    """Return whether a node brings a loop variable to its Merge, and does nothing else: it carries the converted value.
+
+    Nothing may be between the two (`ir.verify.loops`), so the value is converted before its carrier.
+    """
+    if carrier.op in BACK_EDGES:
+        return True
+    enters = carrier.op in ENTERS and not carrier.attr("is_constant")
+    return enters and all(reader is merge for reader, _ in carrier.output().uses)
 
 
 def _read(state: Propagation, node: Node, index: int, value: Value, carried: Mapping[Node, Reshard]) -> Read:

@@ -43,9 +43,9 @@ from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE, is_over
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
+from autograph_rewrite.ops.traits import ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
-from autograph_rewrite.passes.base.claims import claims_of
+from autograph_rewrite.passes.base.claims import carries, claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
@@ -131,14 +131,6 @@ def _is_of_shards(state: Propagation, node: Node) -> bool:
     read = [value for i, value in enumerate(node.inputs) if i not in reshards and state.facts[value].placement.differs]
     made = any(isinstance(reshard, Slice) and reshard.shards for reshard in reshards.values())
     return (made or bool(read)) and all(value.node.span == PER_REPLICA for value in read)
-
-
-def _carries(carrier: Node, merge: Node) -> bool:
-    """Return whether a node brings a loop variable to its Merge, and nothing else."""
-    if carrier.op in BACK_EDGES:
-        return True
-    enters = carrier.op in ENTERS and not carrier.attr("is_constant")
-    return enters and merge.span != EACH and all(reader is merge for reader, _ in carrier.output().uses)
 
 
 @dataclass(frozen=True)
@@ -291,7 +283,7 @@ class Reshards:
                 reshard = state.transfers[node].operand_reshards.get(
                     index, REPLICATED if value in state.reduced else None
                 )
-                if _carries(value.node, node) and (reshard is not None or node.span != EACH):
+                if carries(value.node, node) and (reshard is not None or node.span != EACH):
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
