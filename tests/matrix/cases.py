@@ -18,7 +18,7 @@ from .cover import pairwise
 
 EVEN = 12  # rows that 2, 3 and 4 replicas share equally
 PRIME = 7
-STEPS = 5
+STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MatrixCase:
             "even": (EVEN,) * STEPS,
             "prime": (PRIME,) * STEPS,
             "few": (few,) * STEPS,
-            "changing": (EVEN, PRIME, EVEN, few, 5),
+            "changing": (EVEN, few, PRIME),
         }[self.batches]
 
 
