@@ -98,8 +98,13 @@ def test_replicas_of_a_pipeline_are_summed_once_per_step() -> None:
     assert matrices == {f"/device:CPU:{i}" for i in range(4)}
 
 
-@pytest.mark.parametrize("strategy", ["PartitionedAR", "PS", "PartitionedPS", "FSDP"])
-@pytest.mark.parametrize("how", [{"microbatches": 4}, {"pipeline": {"stages": 2, "microbatches": 4}}])
+@pytest.mark.parametrize(
+    ("how", "strategy"),
+    covering(
+        [{"microbatches": 4}, {"pipeline": {"stages": 2, "microbatches": 4}}],
+        ["PartitionedAR", "PS", "PartitionedPS", "FSDP"],
+    ),
+)
 def test_variables_in_shards_and_on_servers_go_together_with_them(how: Any, strategy: str) -> None:
     item, _, expected = model("mlp")
     devices = ["CPU:0"] if "pipeline" in how else ["CPU:0", "CPU:1"]
