@@ -166,9 +166,10 @@ def test_a_replica_compresses_the_sum_of_its_micro_batches(compressor: str, repl
     assert [row for row in report.rows if row.kind == "compressed"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", ["servers", "shards", "partition", "recomputed"])
-@pytest.mark.parametrize("model", [perceptron, embedding])
+@pytest.mark.parametrize(
+    ("model", "how", "form"),
+    covering([perceptron, embedding], ["servers", "shards", "partition", "recomputed"], FORMS),
+)
 def test_other_settings_go_with_it(model: Any, how: str, form: str) -> None:
     item, feeds, expected = on_one_device(model)
     asked = config(2, 3, form=form)
