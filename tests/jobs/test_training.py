@@ -127,16 +127,7 @@ IN_PARTS = (
     "steps_of_a_function",
 )
 SHARDED = ("fit", "callbacks", "several_shapes", "two_models", "kept_in_a_branch", "in_a_branch_v1_there")
-MORE_PROGRAMS = (
-    "clipped_proxies",
-    "two_players",
-    "accumulated",
-    "looked_up_adam",
-    "looped",
-    "checked",
-    "in_a_branch_v1",
-    "asynchronous",
-)
+MORE_PROGRAMS = ("clipped_proxies", "accumulated", "looked_up_adam", "checked", "asynchronous")
 
 
 class Kind(NamedTuple):
