@@ -71,7 +71,7 @@ def v1_item(optimizer: str, batch: int | None) -> tuple[GraphItem, set[str]]:
     return item, {raw.values.op.name, raw.indices.op.name}
 
 
-@pytest.mark.parametrize(("optimizer", "batch"), covering(KERAS_OPTIMIZERS, [None, 8]))
+@pytest.mark.parametrize(("optimizer", "batch"), covering(list(KERAS_OPTIMIZERS), [None, 8]))
 def test_rows_of_a_table_are_gathered_once_and_raw_and_what_is_dense_is_summed_once(
     optimizer: str, batch: int | None
 ) -> None:
@@ -84,7 +84,7 @@ def test_rows_of_a_table_are_gathered_once_and_raw_and_what_is_dense_is_summed_o
     assert len(edges[STEP]) == 1, "the loss only: norms of updates are computed of whole rows"
 
 
-@pytest.mark.parametrize(("optimizer", "batch"), covering(GRAPH_OPTIMIZERS, [None, 8]))
+@pytest.mark.parametrize(("optimizer", "batch"), covering(list(GRAPH_OPTIMIZERS), [None, 8]))
 def test_what_is_gathered_is_the_raw_gradient(optimizer: str, batch: int | None) -> None:
     item, raw = v1_item(optimizer, batch)
     edges = exchanged(item)
