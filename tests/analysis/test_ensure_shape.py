@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.support.covering import covering
 
 MODES = ["shared", "mirrored"]
 Ensure = Callable[[tf.Tensor], tf.Tensor]
@@ -63,8 +64,7 @@ COUNTED = ("rows", "several rows for each example", "rows behind columns")
 """Behind these TensorFlow states sizes of the whole batch although it is open, which nobody can tell from others."""
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize(("name", "mode"), covering(list(FITTING), MODES))
 def test_a_shape_that_fits_lets_the_step_be_divided(name: str, mode: str) -> None:
     (one, w), (step, v) = make_step(FITTING[name]), make_step(FITTING[name])
     two = ar.distribute(step, config(mode))

@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from tests.support.covering import covering
 from tests.support.training import assert_trains_alike, make_item, placeholder, v1, variable
 from tests.zoo import GRAPH_OPTIMIZERS, KERAS_OPTIMIZERS
 
@@ -70,8 +71,7 @@ def v1_item(optimizer: str, batch: int | None) -> tuple[GraphItem, set[str]]:
     return item, {raw.values.op.name, raw.indices.op.name}
 
 
-@pytest.mark.parametrize("batch", [None, 8])
-@pytest.mark.parametrize("optimizer", KERAS_OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "batch"), covering(list(KERAS_OPTIMIZERS), [None, 8]))
 def test_rows_of_a_table_are_gathered_once_and_raw_and_what_is_dense_is_summed_once(
     optimizer: str, batch: int | None
 ) -> None:
@@ -84,8 +84,7 @@ def test_rows_of_a_table_are_gathered_once_and_raw_and_what_is_dense_is_summed_o
     assert len(edges[STEP]) == 1, "the loss only: norms of updates are computed of whole rows"
 
 
-@pytest.mark.parametrize("batch", [None, 8])
-@pytest.mark.parametrize("optimizer", GRAPH_OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "batch"), covering(list(GRAPH_OPTIMIZERS), [None, 8]))
 def test_what_is_gathered_is_the_raw_gradient(optimizer: str, batch: int | None) -> None:
     item, raw = v1_item(optimizer, batch)
     edges = exchanged(item)

@@ -33,6 +33,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.collectives.all_gather import rows_between
 from autograph_rewrite.passes.reshard import lower_reshards
 from autograph_rewrite.strategies import builder_for
+from tests.support.covering import covering
 from tests.support.rewriting import run_pipeline
 from tests.support.training import assert_trains_alike, distributed, make_item, placeholder, variable
 
@@ -145,8 +146,7 @@ PROGRAMS: dict[str, Callable[[Any, Any, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(("program", "replicas"), covering(list(PROGRAMS), [2, 3]))
 def test_both_parts_train_as_on_one_device(program: str, replicas: int) -> None:
     def forward() -> dict[str, Any]:
         x, other, z = two_parts()

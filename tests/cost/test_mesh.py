@@ -11,14 +11,14 @@ import autograph_rewrite as ar
 from benchmarks.mesh_memory import MESHES, measured
 from benchmarks.mesh_models import MODELS
 from tests.support import split_models
+from tests.support.covering import covering
 
 BATCHES = {"layers": 128, "transformer": 8, "images": 16, "experts": 128}
 TOLERANCE = {"experts": 0.25}
 """Einsums of experts copy their operands; which of them do so at a time differs from step to step."""
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "mesh"), covering(list(MODELS), MESHES))
 def test_each_device_holds_what_is_predicted(model: str, mesh: tuple[int, int]) -> None:
     for one in measured(model, *mesh, BATCHES[model]):
         assert one.variables[0] == one.variables[1], one

@@ -27,6 +27,7 @@ from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import STRATEGIES, named_builder
 from autograph_rewrite.tools import cli
+from tests.support.covering import covering
 from tests.support.plan_tables import tables
 from tests.support.small_items import regression
 
@@ -142,8 +143,10 @@ def test_a_product_is_counted_by_its_shapes() -> None:
     assert work_of(regression().graph.node("w/Read"), [()], [(3, 1)], 12.0).nbytes == 0
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "Pipeline"])  # which has a section
-@pytest.mark.parametrize("job", [{}, JOB, {"devices": ["GPU:0", "GPU:1", "GPU:2"]}], ids=["cpu", "job", "gpu"])
+@pytest.mark.parametrize(
+    ("job", "name"),
+    covering([{}, JOB, {"devices": ["GPU:0", "GPU:1", "GPU:2"]}], [name for name in STRATEGIES if name != "Pipeline"]),
+)
 def test_every_builder_can_be_simulated(name: str, job: dict[str, Any]) -> None:
     found = simulated(tables(), name, **job)
     again = simulated(tables(), name, **job)

@@ -25,9 +25,8 @@ RESUMED: Mapping[str, tuple[str, int | str]] = {
     "by one process with two devices": ("job", REPLICAS),
     "by three processes": ("job", 3),
     "of the program by two processes": ("program", 2),
-    "of one process with two devices by two": (REPLICAS, 2),
+    "of one process with two devices by parameter servers": (REPLICAS, SERVED),
     "of parameter servers by the program itself": (SERVED, 1),
-    "of the program by parameter servers": ("program", SERVED),
 }
 """Who carries on: whose checkpoint it is, and in how many processes."""
 SAVED: Mapping[str, int | str] = {"program": 1, "job": 2, REPLICAS: REPLICAS, SERVED: SERVED}

@@ -37,16 +37,16 @@ QUICK = (
     Case("session", "fetch", "what is fetched: loss, train on worker 0, loss on worker 1"),
     Case("session", "set", "what was run since the last step: as before on worker 0, set with value"),
     Case("session", "rate", RATE, "served"),
-    Case("function", "rate", RATE),
     Case("function", "length", LENGTH),
     Case("function", "rows", ROWS, "steps"),
-    Case("session", "rows", ROWS, "steps"),
     Case("function", "write", WRITTEN, "stages"),
     Case("keras", "data", "'x': "),
     Case("keras", "write", "variable 'adam/learning_rate', written between steps"),
 )
 MORE = (
     Case("session", "rate", RATE),
+    Case("session", "rows", ROWS, "steps"),
+    Case("function", "rate", RATE),
     Case("session", "static", RATE),
     Case("session", "length", LENGTH),
     Case("session", "write", WRITTEN),

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import pytest
 
 from tests.jobs.programs.fixtures import Jobs, ended, until
-from tests.jobs.programs.nursery import ROOT, Worker
+from tests.jobs.programs.nursery import Worker
 
 TROUBLE = "tests/jobs/programs/trouble.py"
 LIMIT = 180
@@ -80,7 +76,9 @@ def test_a_thread_that_is_always_busy_does_not_hide_that_a_worker_is_gone(jobs: 
     assert_named(first, mode)
 
 
-@pytest.mark.parametrize("kind", ["killed", pytest.param("killed_soon", marks=full), "stopped"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("killed", marks=full), pytest.param("killed_soon", marks=full), "stopped"]
+)
 def test_a_step_inside_another_function_ends_too(jobs: Jobs, kind: str) -> None:
     first, _ = run(jobs, kind, "outer")
     assert "autograph_rewrite: worker 0 waited for worker 1 (127.0.0.1:" in first.output
@@ -282,22 +280,3 @@ def test_workers_carry_on_without_one_that_they_do_not_wait_for(
     first, _, server = run_with_server(jobs, kind, mode, **options)
     assert (first.code, server.wait(LIMIT)) == (0, 0), first.output[-3000:]
     assert "did step 6" in first.output
-
-
-def test_the_launcher_ends_the_job_and_leaves_nobody_behind(jobs: Jobs) -> None:
-    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", "2", str(ROOT / TROUBLE)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "JOB_TIMEOUT": str(PATIENCE)}
-    began = time.monotonic()
-    done = subprocess.run(
-        [*command, "killed", "function", str(jobs.folder)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env=environ,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "worker 1 was killed by SIGKILL" in done.stderr
-    assert time.monotonic() - began < LIMIT
-    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(jobs.folder) not in processes

@@ -203,7 +203,7 @@ def run(jobs: Jobs, kind: str, mode: str, count: int = 2, patience: int = PATIEN
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
-        ("killed", "session"),
+        pytest.param("killed", "session", marks=full),
         ("killed", "function"),
         pytest.param("killed", "keras", marks=full),
         pytest.param("stopped", "session", marks=full),

@@ -18,9 +18,12 @@ def pairwise(
     factors: Mapping[str, Sequence[object]],
     allowed: Allowed = lambda row: True,
     skip: Sequence[frozenset[str]] = (),
+    covered: Sequence[Mapping[str, object]] = (),
 ) -> list[Row]:
-    """Return rows that cover every allowed pair, except pairs of the factors in `skip`."""
+    """Return rows that cover every allowed pair, except pairs of the factors in `skip` and those of `covered` rows."""
     missing = dict.fromkeys(_pairs(factors, allowed, skip))  # a dict: an ordered set
+    for pair in (pair for row in covered for pair in _covered(row, factors)):
+        missing.pop(pair, None)
     rows = []
     while missing:
         first = next(iter(missing))
@@ -44,7 +47,7 @@ def _pairs(factors: Mapping[str, Sequence[object]], allowed: Allowed, skip: Sequ
                     yield (left, a), (right, b)
 
 
-def _covered(row: Row, factors: Mapping[str, Sequence[object]]) -> Iterator[Pair]:
+def _covered(row: Mapping[str, object], factors: Mapping[str, Sequence[object]]) -> Iterator[Pair]:
     for left, right in combinations([name for name in factors if name in row], 2):
         yield (left, row[left]), (right, row[right])
 

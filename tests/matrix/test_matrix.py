@@ -1,4 +1,4 @@
-"""Replicas train to the values of one device: losses, outputs, variables, slots, metrics after five steps."""
+"""Replicas train to the values of one device: losses, outputs, variables, slots, metrics after three steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(case: MatrixCase, request: pytest.FixtureRequest) -> None:
     assert result.notes == ()
 
 
-@pytest.mark.parametrize("name", ["mlp", "language_model", "function_sparse", "custom_loop"])
+@pytest.mark.parametrize("name", ["mlp", "language_model", "function_sparse"])
 def test_each_optimizer_reads_gradients_that_were_exchanged_once_and_raw(name: str):
     exchanged_alike(name)
 

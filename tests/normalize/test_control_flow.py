@@ -11,6 +11,7 @@ import tensorflow as tf
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.ops.traits import ops_with
+from tests.support.covering import covering
 from tests.support.normal_form import assert_same_calls, assert_same_steps, ops, v1
 from tests.zoo import ZOO
 
@@ -209,8 +210,9 @@ def _zoo_item(name: str, **options: Any) -> GraphItem:
     )
 
 
-@pytest.mark.parametrize("refs", [False, True])
-@pytest.mark.parametrize("name", ["lstm_v2", "lstm_v1", "gru_v2", "cond_v2", "cond_v1"])
+@pytest.mark.parametrize(
+    ("name", "refs"), covering(["lstm_v2", "lstm_v1", "gru_v2", "cond_v2", "cond_v1"], [False, True])
+)
 def test_the_loops_and_branches_of_the_zoo_train_to_the_same_values(name: str, refs: bool) -> None:
     options = {"optimizer": "adam" if refs else "momentum", "ref_variables": refs, "batch": 4 if refs else None}
     built = ZOO[name].build(**options)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
+from tests.support.covering import covering
 from tests.support.normal_form import assert_same_steps, ops, v1
 from tests.zoo import ZOO
 
@@ -149,8 +150,10 @@ def test_an_op_without_a_resource_form_is_refused_by_name() -> None:
     assert caught.value.node_name == "chosen"
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad", "rmsprop", "ftrl", "adadelta"])
-@pytest.mark.parametrize("name", ["mlp", "language_model"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    covering(["mlp", "language_model"], ["sgd", "momentum", "adam", "adagrad", "rmsprop", "ftrl", "adadelta"]),
+)
 def test_every_optimizer_trains_to_the_same_values(name: str, optimizer: str) -> None:
     case = ZOO[name].build(ref_variables=True, optimizer=optimizer)
     item = GraphItem.from_graph(

@@ -111,7 +111,6 @@ def test_only_the_script_joins_a_job_and_not_the_command_that_runs_it(tmp_path: 
         "import autograph_rewrite; import tensorflow",
         "import tensorflow; import autograph_rewrite",
         "import autograph_rewrite; import tensorflow.python.eager.context; import tensorflow",
-        "import autograph_rewrite, keras",
     ],
 )
 def test_a_process_of_a_job_joins_when_tensorflow_is_imported(

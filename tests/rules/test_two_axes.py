@@ -20,7 +20,7 @@ BLOCKS = (((2, 2), (2, 2)), ((2, 1), (1, 2)), ((1, 1), (3, 2)), ((3, 0), (1, 1))
 @pytest.mark.parametrize("sample", SAMPLES, ids=[name(i) for i in range(len(SAMPLES))])
 def test_blocks_on_two_axes_give_what_the_whole_gives(sample: Sample) -> None:
     for number, (first, second) in enumerate(itertools.product(sample.letters, repeat=2)):
-        for replica, model in BLOCKS[number % 2 :: 2]:
+        for replica, model in BLOCKS if len(sample.letters) == 1 else BLOCKS[number % 4 :][:1]:
             dynamic = 0 in replica or number % 3 == 0
             blocks = {REPLICA: replica, MODEL: (sum(replica) - 1, 1) if first == second else model}
             check_on_two_axes(sample, {REPLICA: first, MODEL: second}, blocks, dynamic=dynamic)

@@ -98,15 +98,19 @@ def _stated(shape: Sequence[int], batch: int, dynamic: bool) -> tuple[int | None
 
 
 def _placements(operands: Sequence[Operand]) -> Iterator[tuple[dict[str, Placement], ...]]:
-    """Yield the placements of the inputs: all that both axes cut, what one does, a contribution in place of each."""
+    """Yield the placements of the inputs: all that both axes cut, what one does, a contribution in place of each.
+
+    Where a contribution of one axis meets nothing of the other, `test_rules` says the same.
+    """
     cut = tuple({axis: one.options(axis)[0] for axis in AXES} for one in operands)
     # Blocks of known sizes are those of a whole: what the batch cuts along a dimension is not cut so again.
     cut = tuple({**one, MODEL: REPLICATED} if one[REPLICA] == one[MODEL] else one for one in cut)
-    bases = [cut, *(tuple({**one, axis: REPLICATED} for one in cut) for axis in AXES)]
-    yield from bases
-    for base, axis, i in itertools.product(bases, AXES, range(len(operands))):
+    without = {axis: tuple({**one, axis: REPLICATED} for one in cut) for axis in AXES}
+    yield from (cut, *without.values())
+    for axis, i in itertools.product(AXES, range(len(operands))):
         if PARTIAL in operands[i].options(axis):
-            yield (*base[:i], {**base[i], axis: PARTIAL}, *base[i + 1 :])
+            for base in (cut, without[axis]):
+                yield (*base[:i], {**base[i], axis: PARTIAL}, *base[i + 1 :])
 
 
 def _fact(operand: Operand, placements: dict[str, Placement], dynamic: bool) -> Fact:
@@ -154,8 +158,8 @@ def _check(
         rows = [[result[index] for result in row] for row in results]
         if has(sample.op, "undefined_when_empty") and fact.placement.is_partial:
             rows = [
-                row if size else [np.zeros_like(one) for one in row]
-                for row, size in zip(rows, blocks[REPLICA], strict=True)
+                row if all(one[i][0].size for one in held) else [np.zeros_like(one) for one in row]
+                for i, row in enumerate(rows)
             ]
         _check_shape(fact, rows, blocks)
         if LOCAL in fact.placements.values():

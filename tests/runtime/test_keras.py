@@ -223,7 +223,7 @@ def test_datasets_generators_and_changing_shapes_can_be_trained_on() -> None:
         assert_same(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SHARED)
 def test_what_keras_does_without_a_batch_where_data_of_unknown_length_end_is_done(mode: str) -> None:
     def use(model: Any) -> Any:
         model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), "sparse_categorical_crossentropy")
@@ -335,7 +335,7 @@ def test_a_saved_model_is_a_plain_one(tmp_path: Path) -> None:
     compare(without_dropout, use, "mirrored")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MIRRORED)
 def test_compiling_anew_keeps_a_model_distributed(mode: str) -> None:
     def use(model: Any) -> Any:
         first = fit(model)
@@ -346,7 +346,7 @@ def test_compiling_anew_keeps_a_model_distributed(mode: str) -> None:
     assert many.train_function.items
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SHARED)
 def test_a_model_that_is_not_built_is_built_by_its_first_batch(mode: str) -> None:
     compare(unbuilt, seeded_fit, mode)
 

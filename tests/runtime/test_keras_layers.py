@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autograph_rewrite as ar
+from tests.support.covering import covering
 
 L = keras.layers
 SEQUENCE = (6, 5)
@@ -34,12 +35,11 @@ def trained(layers: Callable[[], list[Any]], **config: Any) -> tuple[list[Any], 
     x, y = random.normal(size=(22, *SEQUENCE)), random.normal(size=(22, 2))
     x[:, 4:] *= random.integers(0, 2, size=(22, 1, 1))
     fitter = ar.distribute(model, config) if config else model
-    history = fitter.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    history = fitter.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     return [np.asarray(weight) for weight in model.weights], history["loss"]
 
 
-@pytest.mark.parametrize("mode", ["shared", "mirrored"])
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "mode"), covering(list(STACKS), ["shared", "mirrored"]))
 def test_stacks_of_layers_train_as_on_one_device(name: str, mode: str) -> None:
     weights, losses = trained(STACKS[name])
     strategy = {"name": "AllReduce", "variables": mode}

@@ -16,7 +16,7 @@ import autograph_rewrite as ar
 from tests.matrix.run import compare, distributed, truth
 from tests.zoo import KERAS_OPTIMIZERS, ZOO, Options
 
-SIZES = (12, 7, 12, 5, 12)
+SIZES = (12, 7, 5)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 10))
 
@@ -27,8 +27,10 @@ def config(match: str, *, mode: str = "shared", replicas: int = 1, axis: int = 0
     return {"devices": devices, "strategy": {"variables": mode}, "variables": partition, "timeout_seconds": 20}
 
 
-@pytest.mark.parametrize("optimizer", KERAS_OPTIMIZERS)
-@pytest.mark.parametrize("name", ["custom_loop", "function_sparse", "keras_two_inputs"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*(("function_sparse", one) for one in KERAS_OPTIMIZERS), ("custom_loop", "adam"), ("keras_two_inputs", "adagrad")],
+)
 def test_keras_optimizers_train_in_shards_as_on_whole_variables(name: str, optimizer: str):
     matches = {"custom_loop": "w1|w2|b1", "function_sparse": "table|kernel|bias"}
     settings = config(matches.get(name, ".*(embeddings|kernel)"), mode="mirrored", replicas=2)

@@ -22,6 +22,7 @@ from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
 from autograph_rewrite.strategies.assemble import trained_variables
 from autograph_rewrite.strategies.auto import NODES, Auto, _alike
+from tests.support.covering import covering
 from tests.support.plan_tables import tables
 from tests.support.small_items import regression
 
@@ -124,8 +125,7 @@ def test_every_process_finds_the_same_plan(fresh_python: Callable[..., subproces
     assert done.stdout == chosen(tables(), config(**CASES[0])).to_yaml() + "False\n"
 
 
-@pytest.mark.parametrize("model", ["transformer", "language_model"])
-@pytest.mark.parametrize("case", CASES[:2], ids=IDS[:2])
+@pytest.mark.parametrize(("model", "case"), covering(["transformer", "language_model"], CASES[:2]))
 def test_a_real_model_is_searched_with_few_simulations(model: str, case: dict[str, Any]) -> None:
     from tests.zoo import ZOO
 

@@ -23,13 +23,12 @@ def language_model() -> Any:
     table = LAYERS.Embedding(WORDS, WIDTH, name="token_embedding", **FLOAT)
     positions = LAYERS.Embedding(LENGTH, WIDTH, name="position_embedding", **FLOAT)
     x = table(ids) + positions(keras.ops.arange(LENGTH))
-    for i in range(2):
-        a = LAYERS.LayerNormalization(name=f"norm_a{i}", **FLOAT)(x)
-        attend = LAYERS.MultiHeadAttention(HEADS, WIDTH // HEADS, use_bias=False, name=f"attention_{i}", **FLOAT)
-        x = LAYERS.Add(**FLOAT)([x, attend(a, a, use_causal_mask=True)])
-        h = LAYERS.LayerNormalization(name=f"norm_f{i}", **FLOAT)(x)
-        h = LAYERS.Dense(32, activation="gelu", name=f"feedforward_intermediate_dense_{i}", **FLOAT)(h)
-        x = LAYERS.Add(**FLOAT)([x, LAYERS.Dense(WIDTH, name=f"feedforward_output_dense_{i}", **FLOAT)(h)])
+    a = LAYERS.LayerNormalization(name="norm_a", **FLOAT)(x)
+    attend = LAYERS.MultiHeadAttention(HEADS, WIDTH // HEADS, use_bias=False, name="attention_0", **FLOAT)
+    x = LAYERS.Add(**FLOAT)([x, attend(a, a, use_causal_mask=True)])
+    h = LAYERS.LayerNormalization(name="norm_f", **FLOAT)(x)
+    h = LAYERS.Dense(32, activation="gelu", name="feedforward_intermediate_dense_0", **FLOAT)(h)
+    x = LAYERS.Add(**FLOAT)([x, LAYERS.Dense(WIDTH, name="feedforward_output_dense_0", **FLOAT)(h)])
     return keras.Model(ids, LAYERS.Dense(WORDS, name="lm_head", **FLOAT)(x))
 
 
@@ -102,8 +101,8 @@ CASES: dict[str, tuple[Any, set[str]]] = {
     "megatron": (
         language_model,
         {
-            *(f"attention_{i}/{one}/kernel" for i in range(2) for one in ("query", "key", "value", "attention_output")),
-            *(f"feedforward_{one}_dense_{i}/kernel" for i in range(2) for one in ("intermediate", "output")),
+            *(f"attention_0/{one}/kernel" for one in ("query", "key", "value", "attention_output")),
+            *(f"feedforward_{one}_dense_0/kernel" for one in ("intermediate", "output")),
         },
     ),
     "vocabulary_parallel": (language_model, {"token_embedding/embeddings", "lm_head/kernel", "lm_head/bias"}),
@@ -113,8 +112,8 @@ CASES: dict[str, tuple[Any, set[str]]] = {
         language_model,
         {
             "token_embedding/embeddings",
-            *(f"attention_{i}/{one}/kernel" for i in range(2) for one in ("query", "key", "value", "attention_output")),
-            *(f"feedforward_{one}_dense_{i}/kernel" for i in range(2) for one in ("intermediate", "output")),
+            *(f"attention_0/{one}/kernel" for one in ("query", "key", "value", "attention_output")),
+            *(f"feedforward_{one}_dense_0/kernel" for one in ("intermediate", "output")),
         },
     ),
 }
@@ -136,9 +135,7 @@ def test_a_keras_model_fits_with_a_preset_as_on_one_device(name: str) -> None:
     alone, cut = compiled(build), compiled(build)
     x, y = data(alone)
     cut = ar.distribute(cut, name)
-    losses = [
-        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"] for model in (alone, cut)
-    ]
+    losses = [model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history["loss"] for model in (alone, cut)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # Keras adds losses up in single precision
     for one, other in zip(alone.trainable_variables, cut.trainable_variables, strict=True):
         np.testing.assert_allclose(

@@ -33,13 +33,14 @@ def counted(call: Callable[[], GraphItem]) -> tuple[GraphItem, int]:
     return new, calls
 
 
-def print_costs(model: str, task: int, numbers: tuple[int, ...]) -> None:
-    """Print the calls and the nodes of a worker's rewrite under Parallax, for some numbers of workers."""
-    item, costs = item_of(model), []
-    for workers in numbers:
+def print_costs(model: str, tasks: tuple[int, ...], numbers: tuple[int, ...]) -> None:
+    """Print the calls and the nodes of rewrites under Parallax, of each task for some numbers of workers."""
+    item = item_of(model)
+    costs: list[list[tuple[int, int]]] = [[] for _ in tasks]
+    for found, task, workers in ((found, task, n) for found, task in zip(costs, tasks, strict=True) for n in numbers):
         addresses = [f"10.0.{i // 250}.{i % 250 + 1}:2222" for i in range(workers)]
         cluster = {"workers": addresses, "ps": ["10.1.0.1:2222", "10.1.0.2:2222"]}
         config = {"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": "Parallax"}}
-        new, calls = counted(lambda config=config: ar.rewrite(item, config, task=task))
-        costs.append((calls, len(serde.from_bytes(new.graph_bytes))))
+        new, calls = counted(lambda config=config, task=task: ar.rewrite(item, config, task=task))
+        found.append((calls, len(serde.from_bytes(new.graph_bytes))))
     print(json.dumps(costs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,11 +43,11 @@ class Job:
             return replace(self, graphs=tuple(graph.clone() for graph in self.graphs))
 
 
-def served_jobs(name: str, **options: Any) -> Iterator[Job]:
+def served_jobs(name: str, each: Sequence[tuple[str, int, int, int]] = SERVED, **options: Any) -> Iterator[Job]:
     """Yield an entry in jobs with parameter servers."""
     item = item_of(name, **options)
     flat = normalise(stand_alone(item) if item.binding is not None else item)
-    for strategy, devices, ranks, servers in SERVED:
+    for strategy, devices, ranks, servers in each:
         yield served_job(name, flat, ranks, servers, devices, strategy={"name": strategy})
 
 
@@ -120,11 +120,11 @@ def _regression(forward: Callable[[Any, Any], Any]) -> GraphItem:
 EXTRA = {"norm_in_loop": norm_in_loop, "draws": draws}
 
 
-def jobs_of(name: str, item: GraphItem, **strategy: Any) -> Iterator[Job]:
-    """Yield an item in every layout, on two and three ranks, by turns with small sums in one shot and around rings."""
+def jobs_of(name: str, item: GraphItem, each: Sequence[int] = RANKS, **strategy: Any) -> Iterator[Job]:
+    """Yield an item in every layout on each number of ranks, by turns with small sums in one shot and around rings."""
     flat = normalise(item)
     for at, (mode, devices) in enumerate(LAYOUTS):
-        for ranks in RANKS:
+        for ranks in each:
             hint = {"hint": ("ring", "auto")[(at + ranks) % 2]}
             yield job_of(name, flat, mode, devices, ranks, **hint | strategy)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.zoo import GRAPHS, MODELS, ZOO, Case, train
 from tests.zoo.case import Array
 
-BATCHES = (12, 7, 12, 3, 5)
+BATCHES = (12, 7, 3)
 FIRST_HALF = slice(0, 6)
 
 
@@ -44,7 +44,7 @@ def test_a_graph_has_the_same_bytes_whenever_it_is_built(name: str):
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("case", GRAPHS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", GRAPHS[::3], ids=lambda case: case.name)
 def test_a_static_batch_dimension_and_a_sum_change_the_graph_but_not_its_truth(case: Case):
     dynamic, static = (case.build(dtype=case.dtypes[0], batch=batch, reduction="sum") for batch in (None, 7))
 

@@ -22,7 +22,8 @@ from tests.seeded_mistakes.__main__ import table
 from tests.seeded_mistakes.job_bench import JobBench, in_loop
 from tests.seeded_mistakes.orders import chained, give_token
 from tests.seeded_mistakes.ranks import KINDS, MODELS, judge, mutants
-from tests.support.rank_jobs import EXTRA, Job, item_of, job_of, jobs_of
+from tests.support.covering import covering
+from tests.support.rank_jobs import EXTRA, RANKS, Job, item_of, job_of, jobs_of
 from tests.support.small_items import regression
 from tests.zoo import ZOO
 
@@ -38,9 +39,9 @@ def problems(job: Job) -> list[str]:
     return [fault.problem for fault in faults_of(job)]
 
 
-@pytest.mark.parametrize("model", [name for name in (*ZOO, *EXTRA) if name not in MODELS])
-def test_real_rewrites_fit_together(model: str) -> None:
-    for job in jobs_of(model, item_of(model)):
+@pytest.mark.parametrize(("model", "ranks"), covering([name for name in (*ZOO, *EXTRA) if name not in MODELS], RANKS))
+def test_real_rewrites_fit_together(model: str, ranks: int) -> None:
+    for job in jobs_of(model, item_of(model), (ranks,)):
         assert problems(job) == [], job.name
         met = [{common_name(node.name) for node in graph if node.op.startswith("Collective")} for graph in job.graphs]
         assert met[1:] == met[:-1], "workers tell each other by name where they meet"

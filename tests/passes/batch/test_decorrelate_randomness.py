@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from autograph_rewrite.passes.batch.random_numbers import own_bits
+from tests.support.covering import covering
 from tests.support.training import MODES, distributed, make_item, placeholder, train, variable
 
 BATCH = 6
@@ -73,8 +74,7 @@ def masks(item: Any, batch: int = BATCH) -> list[Any]:
     return [step["mask"] for step in train(item, [{"x": np.ones((batch, 40))}] * 2).fetched]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize(("name", "mode"), covering(list(SEEDED), MODES))
 def test_replicas_draw_different_numbers_and_the_same_again_in_another_session(name: str, mode: str) -> None:
     item = item_of(SEEDED[name])
     for replicas in (2, 3):

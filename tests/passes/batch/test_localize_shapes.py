@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autograph_rewrite.passes.batch.localize_shapes import shapes_of_blocks
+from tests.support.covering import covering
 from tests.support.training import assert_trains_alike, make_item, placeholder, v1, variable
 
 RNG = np.random.default_rng(0)
@@ -52,10 +53,9 @@ def dense_rows(batch: int | None) -> dict[str, Any]:
     return {"loss": tf.reduce_sum(outputs * outputs), "outputs": outputs}
 
 
-@pytest.mark.parametrize("version", [1, 2])  # an array, and a list of tensors
-@pytest.mark.parametrize("build", [recurrent, unwritten, dense_rows])
-@pytest.mark.parametrize("batch", [6, 7])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    ("replicas", "batch", "build", "version"), covering([2, 3], [6, 7], [recurrent, unwritten, dense_rows], [1, 2])
+)
 def test_a_tensor_array_of_static_batches_holds_blocks(
     build: Callable[[int | None], dict[str, Any]], batch: int, replicas: int, version: int
 ) -> None:

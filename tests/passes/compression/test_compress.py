@@ -23,13 +23,13 @@ from tests.support.compressing import (
     train_function,
     train_graph,
 )
+from tests.support.covering import covering
 
 STEPS = 24
 SHARDS = {"variables": [{"match": "w1", "partition": {"axis": 0, "shards": 2}}]}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(("compressor", "mode"), covering(COMPRESSORS, MODES))
 def test_a_graph_learns_and_nothing_is_lost(mode: str, compressor: str):
     new = ar.rewrite(graph_item(), config(mode, compressor))
     account, residuals = train_graph(new, STEPS)
@@ -43,8 +43,7 @@ def test_a_graph_learns_and_nothing_is_lost(mode: str, compressor: str):
         assert 1e-6 < account.error({}) < 1e-2
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(("compressor", "mode"), covering(COMPRESSORS, MODES[::-1]))
 def test_a_function_learns_and_nothing_is_lost(mode: str, compressor: str):
     net = Net()
     step = ar.distribute(net.step, config(mode, compressor))
@@ -54,9 +53,10 @@ def test_a_function_learns_and_nothing_is_lost(mode: str, compressor: str):
     assert account.error(residuals) < (1e-5 if compressor in WITH_FEEDBACK else 1e-2)
 
 
-@pytest.mark.parametrize("form", ["unrolled", "loop"])
-@pytest.mark.parametrize("variables", [{}, SHARDS], ids=["whole", "shards"])
-@pytest.mark.parametrize("compressor", ["fp16", "fp16_ef", "int8_ef", "topk", "powersgd"])
+@pytest.mark.parametrize(
+    ("compressor", "variables", "form"),
+    covering(["fp16", "fp16_ef", "int8_ef", "topk", "powersgd"], [{}, SHARDS], ["unrolled", "loop"]),
+)
 def test_a_replica_sends_the_sum_of_its_micro_batches(compressor: str, variables: dict[str, Any], form: str):
     applied = []
     for micro in ({}, {"microbatches": 2, "accumulation": {"form": form}}):
@@ -148,9 +148,9 @@ def test_without_feedback_the_sum_is_that_of_the_rounded_numbers(mode: str, comp
     assert np.array_equal(applied, rows.astype(kind).sum(axis=0, dtype=kind).astype(np.float32))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float16, tf.bfloat16], ids=lambda d: d.name)
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(
+    ("compressor", "dtype", "mode"), covering(COMPRESSORS, [tf.float64, tf.float16, tf.bfloat16], MODES)
+)
 def test_gradients_of_every_float_type_are_compressed(mode: str, dtype: Any, compressor: str):
     rows = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(dtype.as_numpy_dtype)
     exact = rows.astype(np.float64).sum(axis=0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autograph_rewrite.codecs.builtin import LARGEST, largest_of_sum
 from autograph_rewrite.ir.types import dtypes
 from tests.support.compressing import COMPRESSORS, MODES, WITH_FEEDBACK, Sums, config, sums_item
+from tests.support.covering import covering
 
 SHAPE = (6, 7)
 FLOAT = np.float32
@@ -62,9 +63,7 @@ def test_what_does_not_fit_into_fp16_comes_in_later_steps(mode: str, replicas: i
     assert not kept.any()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(("compressor", "odd", "mode"), covering(COMPRESSORS, [math.inf, -math.inf, math.nan], MODES))
 def test_what_is_not_finite_arrives_and_is_not_kept(mode: str, odd: float, compressor: str):
     rows = np.random.default_rng(0).normal(size=(2, *SHAPE)).astype(FLOAT)
     with Sums(sums_item(shape=SHAPE), config(mode, compressor)) as sums:

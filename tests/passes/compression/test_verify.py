@@ -18,6 +18,7 @@ from autograph_rewrite.passes.base.rewriting import Site
 from autograph_rewrite.passes.compression import compress
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
 from tests.support.compressing import COMPRESSORS, HALVES, MODES, WITH_FEEDBACK, Net, config, graph_item, sums_item
+from tests.support.covering import covering
 
 v1 = tf.compat.v1
 
@@ -26,10 +27,8 @@ def verified(mode: str, compressor: str, replicas: int = 2, **options: Any) -> A
     return ar.verify(graph_item(), {**config(mode, compressor, replicas), "timeout_seconds": 30}, **options)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_what_was_asked_for_is_right_and_is_said(mode: str, compressor: str, replicas: int):
+@pytest.mark.parametrize(("compressor", "mode", "replicas"), covering(COMPRESSORS, MODES, [2, 4]))
+def test_what_was_asked_for_is_right_and_is_said(compressor: str, mode: str, replicas: int):
     report = verified(mode, compressor, replicas, steps=2)
 
     assert report.ok, str(report)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from tests.support.covering import covering
 from tests.support.training import v1
 
 Choose = Callable[[Any, Any], tuple[Any, Any]]
@@ -85,9 +86,7 @@ def ops(item: GraphItem) -> list[str]:
     return [node.op for node in item.graph_def.node]
 
 
-@pytest.mark.parametrize("mode", ["shared", "mirrored"])
-@pytest.mark.parametrize("op", KERNELS)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize(("dtype", "op", "mode"), covering([tf.float32, tf.float64], KERNELS, ["shared", "mirrored"]))
 def test_rows_that_are_fetched_together_are_updated_to_the_same_bits(op: str, dtype: Any, mode: str) -> None:
     item = item_of(op, dtype)
     kernel = rewritten(item, mode, large=NEVER)

@@ -15,6 +15,7 @@ from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors
+from tests.support.covering import covering
 from tests.support.training import Run, make_item, placeholder, train, variable
 
 RNG = np.random.default_rng(3)
@@ -87,12 +88,13 @@ def assert_alike(got: Run, expected: Run, tolerance: float = 1e-9) -> None:
         np.testing.assert_allclose(got.variables[name], value, tolerance, tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("replicas", "micro"), [(1, 2), (1, 5), (2, 3)])
-@pytest.mark.parametrize("model", [perceptron, masked, contrastive, embedding, looped])
-def test_accumulated_gradients_are_those_of_the_whole_batch(model: Any, replicas: int, micro: int, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "counts", "layout"),
+    covering([perceptron, masked, contrastive, embedding, looped], [(2, 1), (5, 1), (3, 2)], LAYOUTS),
+)
+def test_accumulated_gradients_are_those_of_the_whole_batch(model: Any, counts: tuple[int, int], layout: str) -> None:
     item, feeds, expected = on_one_device(model)
-    assert_alike(train(accumulated(item, micro, replicas, layout=layout), feeds), expected)
+    assert_alike(train(accumulated(item, *counts, layout=layout), feeds), expected)
 
 
 @cache
@@ -199,13 +201,13 @@ def test_verify_compares_with_one_device() -> None:
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("replicas", "micro"), [(1, 2), (1, 5), (2, 3)])
-@pytest.mark.parametrize("model", [perceptron, masked, embedding])
-def test_a_loop_accumulates_what_copies_do(model: Any, replicas: int, micro: int, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "counts", "layout"), covering([perceptron, masked, embedding], [(2, 1), (5, 1), (3, 2)], LAYOUTS)
+)
+def test_a_loop_accumulates_what_copies_do(model: Any, counts: tuple[int, int], layout: str) -> None:
     item = make_item(model)
     feeds = used(item)
-    looped_item = accumulated(item, micro, replicas, layout=layout, form="loop")
+    looped_item = accumulated(item, *counts, layout=layout, form="loop")
     assert_alike(train(looped_item, feeds), train(item, feeds))
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import RewriteError
+from tests.support.covering import covering
 from tests.support.training import make_item, placeholder, train, variable
 
 v1 = tf.compat.v1
@@ -181,14 +182,7 @@ def error_of(name: str, config: Mapping[str, Any]) -> float:
     return max(float(np.abs(np.subtract(a, b, dtype=np.float64)).max()) for a, b in pairs)
 
 
-EVERY = [(name, form, micro) for name in LOSSES for form in FORMS for micro in (2, 4, 8)]
-CASES = [
-    case if case[2] == (2, 4, 8)[i // 3 % 3] else pytest.param(*case, marks=pytest.mark.full)
-    for i, case in enumerate(EVERY)
-]
-
-
-@pytest.mark.parametrize(("name", "form", "micro"), CASES)
+@pytest.mark.parametrize(("name", "form", "micro"), covering(list(LOSSES), list(FORMS), (2, 4, 8)))
 def test_a_loss_is_that_of_one_device_or_refused(name: str, form: str, micro: int) -> None:
     """Batches of 6 and 13 examples are cut unevenly, and in 8 parts some are empty."""
     config = FORMS[form](micro)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.support.covering import covering
 from tests.support.staged import assert_alike, staged_item, train, values, variable
 
 v1 = tf.compat.v1
@@ -84,9 +85,7 @@ def given(fused: bool) -> Any:
     return staged_item(lambda: network(fused))
 
 
-@pytest.mark.parametrize("stages", [0, 2, 3])
-@pytest.mark.parametrize("micro", [2, 4])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("fused", "micro", "stages"), covering([True, False], [2, 4], [0, 2, 3]))
 def test_micro_batches_are_normalised_as_if_each_was_trained_on_by_itself(fused: bool, micro: int, stages: int) -> None:
     item, cuts = given(fused)
     config: dict[str, Any] = {**LOCAL, "microbatches": micro}

@@ -23,6 +23,7 @@ from tests.passes.micro_batches.test_local_batch_norm import (
     layers,
     network,
 )
+from tests.support.covering import covering
 from tests.support.staged import assert_alike, staged_item, train
 
 v1 = tf.compat.v1
@@ -41,9 +42,7 @@ def rewritten(item: ar.GraphItem, cuts: list[str], how: str, micro: int, devices
     return ar.rewrite(item, config)
 
 
-@pytest.mark.parametrize("micro", [2, 4])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "fused", "micro"), covering(list(HOW), [True, False], [2, 4]))
 def test_averages_take_each_micro_batch_in_its_turn(how: str, fused: bool, micro: int) -> None:
     item, cuts = given(fused)
     assert_alike(train(rewritten(item, cuts, how, micro), FEEDS), expected(micro, fused), 2e-5)

@@ -52,8 +52,8 @@ EVERY = [
 ]
 COVER = {
     (name, stages, micro, LAYOUTS[i % 2])
-    for i, (name, (stages, micro)) in enumerate(itertools.product(MODELS, [(1, 4), (2, 8), (4, 2), (4, 4), (4, 1)]))
-}
+    for i, (name, (stages, micro)) in enumerate(itertools.product(MODELS, [(2, 8), (4, 2), (4, 4)]))
+} | {("mlp", 1, 4, "contiguous"), ("mlp", 4, 1, "interleaved")}
 CASES = [case if case in COVER else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
 
 

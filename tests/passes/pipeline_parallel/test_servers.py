@@ -14,6 +14,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.preconditions import require_no_servers
 from tests.matrix.run import FLOOR, compare, distributed, truth
+from tests.support.covering import covering
 from tests.support.small_items import regression
 from tests.support.staged import MODELS, assert_alike, feed, staged_item, train
 from tests.zoo import ZOO, Options
@@ -37,10 +38,12 @@ def _certified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_pipeline, "rewrite", certified)
 
 
-@pytest.mark.parametrize("strategy", SERVED)
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize(("model", "form"), [("mlp", "unrolled"), ("mlp", "loop"), ("tied", "unrolled")])
-def test_stages_of_served_variables_train_as_one_device(model: str, form: str, devices: int, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("made", "strategy", "devices"),
+    covering([("mlp", "unrolled"), ("mlp", "loop"), ("tied", "unrolled")], SERVED, [2, 4]),
+)
+def test_stages_of_served_variables_train_as_one_device(made: tuple[str, str], strategy: str, devices: int) -> None:
+    model, form = made
     item, cuts = staged_item(MODELS[model])
     feeds = [feed(item, step) for step in range(3)]
     boundaries = {"boundaries": cuts[:1]} if form == "loop" else {}

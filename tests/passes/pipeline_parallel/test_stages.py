@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -43,14 +42,11 @@ def boundaries(cuts: list[str], stages: int) -> list[str]:
 
 STAGES, MICRO = (1, 2, 4), (1, 2, 4, 8)
 LAYOUTS, SCHEDULES = ("contiguous", "interleaved"), ("gpipe", "1f1b")
-EVERY = list(itertools.product(MODELS, STAGES, MICRO, SCHEDULES, LAYOUTS))
-COVER = {
-    (*pair, SCHEDULES[i % 2], LAYOUTS[i // 2 % 2]) for i, pair in enumerate(itertools.product(MODELS, STAGES, MICRO))
-}
-CASES = [case if case in COVER else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
 
 
-@pytest.mark.parametrize(("name", "stages", "micro", "schedule", "layout"), CASES)
+@pytest.mark.parametrize(
+    ("name", "stages", "micro", "schedule", "layout"), covering(list(MODELS), STAGES, MICRO, SCHEDULES, LAYOUTS)
+)
 def test_stages_compute_what_one_device_computes(
     name: str, stages: int, micro: int, schedule: str, layout: str
 ) -> None:
@@ -102,8 +98,13 @@ def test_replicas_of_a_pipeline_are_summed_once_per_step() -> None:
     assert matrices == {f"/device:CPU:{i}" for i in range(4)}
 
 
-@pytest.mark.parametrize("strategy", ["PartitionedAR", "PS", "PartitionedPS", "FSDP"])
-@pytest.mark.parametrize("how", [{"microbatches": 4}, {"pipeline": {"stages": 2, "microbatches": 4}}])
+@pytest.mark.parametrize(
+    ("how", "strategy"),
+    covering(
+        [{"microbatches": 4}, {"pipeline": {"stages": 2, "microbatches": 4}}],
+        ["PartitionedAR", "PS", "PartitionedPS", "FSDP"],
+    ),
+)
 def test_variables_in_shards_and_on_servers_go_together_with_them(how: Any, strategy: str) -> None:
     item, _, expected = model("mlp")
     devices = ["CPU:0"] if "pipeline" in how else ["CPU:0", "CPU:1"]

@@ -15,6 +15,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.passes import rematerialize
 from tests.passes.rematerialize.test_rematerialize import EVERY, MICRO, ONE, SMALL, SQRT, TWO, assert_same, rewritten
+from tests.support.covering import covering
 from tests.support.recomputed import chain, executed
 from tests.support.training import make_item, placeholder, v1, variable
 
@@ -71,10 +72,13 @@ def hessian_times_vector() -> Mapping[str, Any]:
     return {"loss": loss + 0.1 * pull, "along": along}
 
 
-@pytest.mark.parametrize("remat", POLICIES, ids=lambda remat: remat["policy"] if remat else "marked")
-@pytest.mark.parametrize("config", [ONE, TWO, MICRO], ids=["one", "two", "micro"])
 @pytest.mark.parametrize(
-    "forward", [two_losses_through_all_segments, two_gradients_of_one_segment, hessian_times_vector]
+    ("forward", "config", "remat"),
+    covering(
+        [two_losses_through_all_segments, two_gradients_of_one_segment, hessian_times_vector],
+        [ONE, TWO, MICRO],
+        POLICIES,
+    ),
 )
 def test_several_gradients_go_through_one_segment(
     forward: Any, config: Mapping[str, Any], remat: Mapping[str, Any] | None

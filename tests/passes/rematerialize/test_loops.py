@@ -71,8 +71,6 @@ def loops_of(new: ar.GraphItem) -> list[Any]:
     "remat",
     [
         SQRT,
-        {"policy": "every:2"},
-        {"policy": "hierarchical"},
         {"policy": "save_matmuls"},
         {"policy": "scopes", "scopes": [".*/cell"]},
         {"policy": "names", "names": [".*/squashed"]},

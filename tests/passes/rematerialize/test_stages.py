@@ -13,6 +13,7 @@ from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.passes import rematerialize
 from autograph_rewrite.resolve.stages import assignment
 from tests.passes.rematerialize.test_rematerialize import BLOCKS, EVERY, SQRT, assert_same, rewritten
+from tests.support.covering import covering
 from tests.support.recomputed import chain, feeds, transformer
 from tests.support.training import make_item
 
@@ -30,8 +31,9 @@ def _form(schedule: str) -> dict[str, Any]:
     return {"form": "loop"} if schedule == "loop" else {"schedule": schedule}
 
 
-@pytest.mark.parametrize("remat", [SQRT, EVERY, BLOCKS], ids=lambda remat: remat["policy"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "loop"])
+@pytest.mark.parametrize(
+    ("schedule", "remat"), covering(["gpipe", "1f1b", "interleaved", "loop"], [SQRT, EVERY, BLOCKS])
+)
 def test_stages_that_compute_again_train_to_the_same_variables(schedule: str, remat: Mapping[str, Any]) -> None:
     item = make_item(chain())
     config = stages(schedule)

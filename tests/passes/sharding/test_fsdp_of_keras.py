@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import product
 from typing import Any
 
 import keras
@@ -25,15 +24,12 @@ TRAINED = (
     *(("cnn", name) for name in ("factored", "averaged", "scaled")),
     *(("embedding", name) for name in ("averaged", "scaled", "accumulated")),
     ("transformer", "scaled and accumulated"),
-    ("cnn", "accumulated"),
     ("embedding", "factored"),
-    ("embedding", "scaled and accumulated"),
-    ("cnn", "scaled and accumulated"),
-    ("transformer", "averaged"),
 )
+OVER = tuple((STAGES[i % 4], REPLICAS[i % 3]) for i in range(len(TRAINED)))
 
 
-@pytest.mark.parametrize(("of", "over"), covering(TRAINED, tuple(product(STAGES, REPLICAS))), ids=str)
+@pytest.mark.parametrize(("of", "over"), covering(TRAINED, OVER), ids=str)
 def test_every_weight_and_slot_is_that_of_one_device(of: tuple[str, str], over: tuple[int | str, int]) -> None:
     found, where = worst(trained(*of, over_data(*over)), on_one_device(*of))
     assert found < 1e-9, where

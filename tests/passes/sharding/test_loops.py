@@ -17,6 +17,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.traversal import topological_order
+from tests.support.covering import covering
 
 EXACT = 1e-9
 MESHES: dict[str, dict[str, Any]] = {
@@ -92,9 +93,7 @@ def read_everywhere(w: Any) -> Loss:
 PROGRAMS = {"recurrent": recurrent, "nested": nested, "read everywhere": read_everywhere}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("split", [[2, 1], [1, 2]])
+@pytest.mark.parametrize(("program", "mesh", "split"), covering(list(PROGRAMS), list(MESHES), [[2, 1], [1, 2]]))
 def test_a_variable_that_a_loop_reads_is_gathered_before_it(program: str, mesh: str, split: list[int]) -> None:
     item = item_of(PROGRAMS[program])
     config = {**MESHES[mesh], "sharding": [{"match": "w", "split": split}]}
@@ -189,8 +188,7 @@ def test_a_loop_of_tensorflow_1_reads_the_gathered_variable() -> None:
     assert report.ok, report
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("is_cut", [True, False], ids=["blocks", "contributions"])
+@pytest.mark.parametrize(("mesh", "is_cut"), covering(list(MESHES), [True, False]))
 def test_a_tensor_array_of_tensorflow_1_holds_whole_values(mesh: str, is_cut: bool) -> None:
     v1, graph, rng = tf.compat.v1, tf.Graph(), np.random.default_rng(0)
     with graph.as_default():
@@ -231,8 +229,9 @@ def test_lists_are_whole_where_they_would_have_to_be_converted(split: list[Any])
     assert report.ok, report
 
 
-@pytest.mark.parametrize("mesh", ["two replicas of two", "two replicas of two, mirrored"])
-@pytest.mark.parametrize("layer", ["SimpleRNN", "LSTM", "GRU"])
+@pytest.mark.parametrize(
+    ("layer", "mesh"), covering(["SimpleRNN", "LSTM", "GRU"], ["two replicas of two, mirrored", "two replicas of two"])
+)
 def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str, mesh: str) -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, 3), dtype="float64")

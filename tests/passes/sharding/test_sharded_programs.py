@@ -18,6 +18,7 @@ from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.emit.instances import require_beside
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from tests.support.covering import covering
 from tests.support.sharded_programs import Case, item_of, outcome
 
 SAMPLE = [
@@ -154,10 +155,12 @@ def _reads_in_loops(where: str, w: Any, m: Any, table: Any, x: Any) -> Any:
     return loop(lambda _, a: tf.tanh(a @ w))
 
 
-@pytest.mark.parametrize("strategy", ["FSDP", "PartitionedPS", "PartitionedAR"])
 @pytest.mark.parametrize(
-    "where",
-    ["plain", "nested", "rows", "in a branch", "a branch within", "its shape", "after a write", "with its slot"],
+    ("where", "strategy"),
+    covering(
+        ["plain", "nested", "rows", "in a branch", "a branch within", "its shape", "after a write", "with its slot"],
+        ["FSDP", "PartitionedPS", "PartitionedAR"],
+    ),
 )
 def test_variables_that_loops_read_are_cut_and_gathered_before_the_loops(where: str, strategy: str) -> None:
     w, table = (tf.Variable(np.linspace(-1, 1, 4 * rows).reshape(rows, 4), name=f"v{rows}") for rows in (4, 5))
@@ -226,10 +229,12 @@ def _write_elements(how: str, v: Any, x: Any, slope: Any, loss: Any) -> None:
         v.scatter_nd_add([[1], [3]], tf.stack([x[0], x[1]]) * 0.1)
 
 
-@pytest.mark.parametrize("mode", ["shared", "mirrored"])
 @pytest.mark.parametrize(
-    "how",
-    ["a row", "a column", "every other", "one after another", "in a branch", "scatter_nd_update", "scatter_nd_add"],
+    ("how", "mode"),
+    covering(
+        ["a row", "a column", "every other", "one after another", "in a branch", "scatter_nd_update", "scatter_nd_add"],
+        ["shared", "mirrored"],
+    ),
 )
 def test_elements_are_written_into_a_variable_in_shards(how: str, mode: str) -> None:
     v = tf.Variable(np.linspace(-1, 1, 16).reshape(4, 4), name="v")

@@ -30,6 +30,7 @@ from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.shardings import axes_of_tiles
 from autograph_rewrite.resolve.model_axis import cut_dimensions
 from tests.support import split_models as models
+from tests.support.covering import covering
 from tests.support.model_axis import descent, worst_difference
 
 EXACT = 1e-9
@@ -172,8 +173,7 @@ def test_a_step_computes_what_one_device_does(mesh: str) -> None:
     assert max(row.error for row in report.rows) <= EXACT
 
 
-@pytest.mark.parametrize("hidden", [5, 7])
-@pytest.mark.parametrize("mesh", ["two replicas", "two stages", "four blocks in a row"])
+@pytest.mark.parametrize(("mesh", "hidden"), covering(["two replicas", "two stages", "four blocks in a row"], [5, 7]))
 def test_blocks_need_not_be_of_one_size(mesh: str, hidden: int) -> None:
     report = ar.verify(models.item(hidden), MESHES[mesh])
     assert report.ok, report

@@ -24,6 +24,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.function.session_step import unbind
 from autograph_rewrite.tools import cli
+from tests.support.covering import covering
 from tests.zoo import ZOO, Options
 
 v1 = tf.compat.v1
@@ -83,8 +84,7 @@ def check_broken(item: GraphItem, broken: GraphItem, steps: int = 3) -> VerifyRe
     return compare(item, broken, training, Tolerance())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["mlp", "language_model", "custom_loop", "keras_cnn"])
+@pytest.mark.parametrize(("name", "mode"), covering(["mlp", "language_model", "custom_loop", "keras_cnn"], MODES))
 def test_a_right_rewrite_is_confirmed(name: str, mode: str) -> None:
     report = ar.verify(zoo_item(name, optimizer="adam", dtype="float32"), config(mode))
     assert report.ok, str(report)
