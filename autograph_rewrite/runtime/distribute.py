@@ -26,7 +26,7 @@ from autograph_rewrite.runtime.function.session_step import (
     without_shards,
 )
 from autograph_rewrite.runtime.job.job_memory import JobMemory, require_alike
-from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_devices
+from autograph_rewrite.runtime.job.logical_devices import ask_for_devices, devices_of, ensure_devices
 from autograph_rewrite.runtime.job.own_loop import FunctionSteps, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
@@ -155,11 +155,15 @@ class Rewriter:
             self._job = replace(job, given=with_local_devices(job.config))
         given = self._job.given
         if isinstance(given, Plan):
-            self.devices = (needed_devices if given.is_driven else run_devices)(given, self._job.task)
+            self.devices = self._devices_of(given)
         else:
             given.require_usable()
+            ask_for_devices(given)
             self.devices = devices_of(given)
         self._is_of_model_in_job = False
+
+    def _devices_of(self, plan: Plan) -> tuple[str, ...]:
+        return (needed_devices if plan.is_driven else run_devices)(plan, self._job.task)
 
     @property
     def member(self) -> Membership | None:
@@ -214,6 +218,7 @@ class Rewriter:
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan.of_step(training=training)
+            ensure_devices(self._devices_of(plan))  # Auto has just chosen whether replicas need separate ones
             is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:
                 if training:

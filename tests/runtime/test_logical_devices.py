@@ -94,3 +94,20 @@ print(np.array_equal(out["y"][:, 0], np.arange(30)), np.array_equal(out["running
 """
     run = forked_python(program("mirrored", early=early, late=late))
     assert run.stdout.split() == ["True", "True"], run.stderr[-2000:]
+
+
+def test_a_plan_of_auto_gets_the_devices_that_it_needs_or_is_refused(forked_python: Python) -> None:
+    """Auto chooses where variables live; on one device, replicas with separate variables would wait for ever."""
+    mirrored = """
+from autograph_rewrite.strategies import auto
+auto.modes_of = lambda config: ("mirrored",)
+config["strategy"], config["memory_limit"] = {"name": "Auto"}, "1GiB"
+"""
+    early = "w = []\ndef step(x):\n    if not w: w.append(tf.Variable(np.ones([2, 2])))\n"
+    early += "    loss = tf.reduce_sum(x @ w[0])\n    w[0].assign_sub(0.1 * loss * w[0])\n    return loss\n"
+    call = "print(float(ar.distribute(step, config)(np.ones([4, 2]))), len(tf.config.list_logical_devices()))"
+    run = forked_python(program("shared", early=early, late=f"{mirrored}{call}"))
+    assert run.stdout.split() == ["16.0", "2"], run.stderr[-2000:]
+    refused = f"{mirrored}step = make()\ntry:\n    {call}\nexcept ar.ClusterError as error:\n    print(error)"
+    run = forked_python(program("shared", late=refused))
+    assert "has no CPU:1" in run.stdout, run.stderr[-2000:]

@@ -207,10 +207,10 @@ def _partition_axes(
     devices = run_devices(plan, task)
     if plan.mode == "shared":
         devices = devices[: model.size]
-    cut = [one.name for one in model.shardings if one.split and one.name in item.variables]
-    read = read_before_loops(graph, item, cut)
-    write_whole_values(graph, item, cut)
-    read_whole_for_elements(graph, item, cut)
+    in_blocks = [one.name for one in model.shardings if one.split and one.name in item.variables]
+    read = read_before_loops(graph, item, in_blocks)
+    write_whole_values(graph, item, in_blocks)
+    read_whole_for_elements(graph, item, in_blocks)
     gathered = tuple(f"model axis: {GATHERED.format(*one)}" for one in read)
     plan = replace(plan, notes=(*plan.notes, *unused, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}

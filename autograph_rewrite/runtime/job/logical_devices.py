@@ -39,7 +39,16 @@ def prepare_devices() -> None:
     with suppress(ConfigError):
         config = chosen_config(None)
         if config.devices is not None:
-            _split_cpu(tensorflow(), devices_of(config))
+            ask_for_devices(config)
+
+
+def ask_for_devices(config: Config) -> None:
+    """Ask for the devices of the replicas; Auto may find a plan for which each replica needs a separate one.
+
+    Raises:
+        ConfigError: the configuration names no devices.
+    """
+    _split_cpu(tensorflow(), config.replica_devices() if config.strategy.name == "Auto" else devices_of(config))
 
 
 def devices_of(config: Config) -> tuple[str, ...]:
