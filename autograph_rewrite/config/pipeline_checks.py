@@ -89,7 +89,7 @@ def stages_fit_the_workers(config: Config) -> Iterator[Finding]:
 
 
 def stages_fit_the_devices(config: Config) -> Iterator[Finding]:
-    """In one process `devices` are as many as the stages, or a multiple; one CPU stands for as many as there are stages.
+    """In one process `devices` are as many as the stages, or a multiple; one CPU stands for as many as needed.
 
     A job has a stage on `CPU:0` of each worker, and the same configuration can be tried in one process.
     """
