@@ -95,7 +95,7 @@ def rewrite(
     with no_garbage_collection():
         flat = normalise_original(item)
         job = Job.of(chosen(config), task)
-        plan = request(flat, job.given)
+        plan = request(flat, job.given, batch)
         looking = Instrumentation(verify_each, observers)
         new = compile_item(flat, plan, job, training=training, batch=batch, instrumentation=looking)
         if training:

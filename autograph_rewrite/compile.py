@@ -95,10 +95,15 @@ def with_processes(given: Config) -> Config:
     return given if given.workers > 1 else in_job(given)[0]
 
 
-def request(item: TrainingGraph, given: Config | Plan) -> Plan:
+def request(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> Plan:
     """Return the plan of a strategy for a normalised item, still without its edges; return a given plan unchanged.
 
     The edges of a plan are checked once the graph is analysed.
+
+    Args:
+        item: it is not changed.
+        given: a configuration, or a plan.
+        batch: examples of all replicas together, for which a search compares plans; default: 32 for each replica.
 
     Raises:
         ConfigError: the configuration asks for something that does not exist.
@@ -108,7 +113,7 @@ def request(item: TrainingGraph, given: Config | Plan) -> Plan:
         verify.require(replace(given, edges=()), item)
         return given
     config = with_local_devices(given)
-    plan = builder_for(config).build(item, config)
+    plan = builder_for(config, batch).build(item, config)
     verify.require(plan, item)
     return plan
 
@@ -119,12 +124,12 @@ def resolve_plan(item: TrainingGraph, given: Config, batch: int | None = None) -
     Args:
         item: it is not changed.
         given: with the processes of the job.
-        batch: examples of all replicas together, for which the coverage is computed.
+        batch: examples of all replicas together, for which the coverage is computed and a search compares plans.
 
     Raises:
         RewriteError: as `request`, or the graph cannot be distributed.
     """
-    return noted(pass_pipeline.resolve(item, request(item, given), batch), given, item)
+    return noted(pass_pipeline.resolve(item, request(item, given, batch), batch), given, item)
 
 
 def compile_task(

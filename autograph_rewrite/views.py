@@ -248,10 +248,10 @@ def simulated_step(
     if isinstance(given, Plan):
         return run(item, given, cluster, batch=batch, machine=machine)
     flat = normalise_original(item)
-    return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
+    return run(flat, requested(flat, given, batch), given if cluster is None else cluster, batch=batch, machine=machine)
 
 
-def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
+def requested(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> Plan:
     """Return a given plan, or the request that a configuration's builder makes, even if it cannot be carried out.
 
     Raises:
@@ -262,7 +262,7 @@ def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
     if isinstance(given, Plan):
         return given
     config = given.with_devices(())
-    return named_builder(config).build(item, config)
+    return named_builder(config, batch).build(item, config)
 
 
 def report(

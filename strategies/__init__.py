@@ -6,7 +6,7 @@ builder_for(config).build(item, config)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from autograph_rewrite.config.config import Config
@@ -104,17 +104,21 @@ __all__ = [
 ]
 
 
-def builder_for(config: Config) -> StrategyBuilder:
+def builder_for(config: Config, batch: int | None = None) -> StrategyBuilder:
     """The builder that `config` names.
+
+    Args:
+        config: with its devices.
+        batch: examples of one step on all devices together, for which a search compares plans.
 
     Raises:
         ConfigError: when this version does not have it, or another feature that the configuration asks for.
     """
     config.require_usable()
-    return named_builder(config)
+    return named_builder(config, batch)
 
 
-def named_builder(config: Config) -> StrategyBuilder:
+def named_builder(config: Config, batch: int | None = None) -> StrategyBuilder:
     """The builder that `config` names, whether or not its plans can be carried out.
 
     Raises:
@@ -126,7 +130,8 @@ def named_builder(config: Config) -> StrategyBuilder:
         return load_own(*own, config)
     if name not in STRATEGIES:
         raise ConfigError(f"{config.where('strategy', 'name')}: there is no builder {name} in this version")
-    return STRATEGIES[name]
+    builder = STRATEGIES[name]
+    return replace(builder, batch=batch) if isinstance(builder, Auto) else builder
 
 
 # User-defined builders: one file with a class that has `build(item, config)`, named in the configuration.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Pipeline, Remat, Sharding
-from autograph_rewrite.diagnostics.amounts import duration
+from autograph_rewrite.diagnostics.amounts import duration, several
 from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.ir.variable_ops import handle_uses
@@ -54,10 +54,12 @@ class Auto:
     Attributes:
         builders: the builders whose plans are compared and mixed, by name.
         every: also those whose plans cannot be carried out yet.
+        batch: examples of one step on all devices together, where the graph does not say; None: 32 for each.
     """
 
     builders: Mapping[str, StrategyBuilder]
     every: bool = False
+    batch: int | None = None
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
         """The request with the shortest simulated step; its notes give the reasons.
@@ -75,9 +77,9 @@ class Auto:
 
         network = config.cluster.network if config.cluster is not None else None
         machine = Machine(onednn=False)  # counts more memory; workers with different processors choose alike
-        evaluator = Evaluator(item, Hardware(machine, network))
+        evaluator = Evaluator(item, Hardware(machine, network), batch=self.batch)
         room, faults, ranked = room_of(config), list[str](), list[Compared]()
-        examples = EXAMPLES * len(config.devices or ()) * config.workers
+        examples = self.batch or EXAMPLES * len(config.devices or ()) * config.workers
         if room is not None or config.model_size > 1:
             evaluator.batch = examples  # the same for all meshes
         if room is None and wants_annotations(item, config):  # as if each device had separate cores
@@ -180,7 +182,8 @@ def _named(
     notes = (
         *dropped,
         *rows(others, name),
-        f"Auto simulated {search.evaluator.tried} plans; a step of the best takes {took}",
+        f"Auto simulated {search.evaluator.tried} plans for steps of {several(found.found.batch, 'example')}; a step "
+        f"of the best takes {took}",
         f"a step of single builders: {', '.join(times)}",
         f"it began with {began}; " + ("; ".join(reasons) or "no change made it better"),
     )
@@ -516,7 +519,8 @@ class Starts:
         limit = self.config.memory_limit or 0
         raise PlanError(
             f"{self.config.where('memory_limit')}: memory_limit is {limit:,} B; of {self.evaluator.tried} plans the "
-            f"one that needs least takes {peak:,} B on a device: {least.name}",
+            f"one that needs least takes {peak:,} B on a device for "
+            f"{several(least.candidate.found.batch, 'example')}: {least.name}",
             hint=f"set memory_limit to {wanted} or more ({RESERVE:.0%} is left free), or give it more devices or a "
             "smaller batch",
         )

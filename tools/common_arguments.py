@@ -78,6 +78,20 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
     Raises:
         GraphError: the graph does not exist, is corrupt, or lacks a given name.
     """
+    return _load(args, path)[0]
+
+
+def load_step(args: argparse.Namespace) -> tuple[ar.GraphItem, int | None]:
+    """Read the graph, and return it with the examples of a step: `--batch`, else those of the `fit` of a script.
+
+    Raises:
+        GraphError: as `load_graph`.
+    """
+    item, examples = _load(args, None)
+    return item, args.batch or examples
+
+
+def _load(args: argparse.Namespace, path: str | None) -> tuple[ar.GraphItem, int | None]:
     given = args.graph if path is None else path
     stage("reading %s", given)
     inputs = dict(args.batch_input) if args.batch_input else None
@@ -86,14 +100,8 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
 
         return load_script(given, inputs)
     with readable(given) as file:
-        return ar.GraphItem.load(
-            file,
-            train_op=args.train_op,
-            outputs=args.output,
-            init_op=args.init_op,
-            batch_inputs=inputs,
-            signature=args.signature,
-        )
+        names = {"train_op": args.train_op, "outputs": args.output, "init_op": args.init_op}
+        return ar.GraphItem.load(file, **names, batch_inputs=inputs, signature=args.signature), None
 
 
 def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required: bool = True) -> None:
@@ -120,7 +128,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Declare `--batch`."""
-    text = "examples of one step on all devices together (default: as the graph says, else 32 for each)"
+    text = "examples of one step on all devices together (default: as graph or script say, else 32 for each)"
     parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=text)
 
 
@@ -279,6 +287,21 @@ def replacing(path: str, form: str) -> Iterator[Path]:
             raise GraphError(
                 f"cannot write '{path}': {error.strerror}", hint="name a file that can be written"
             ) from None
+        yield partial
+
+
+@contextmanager
+def plan_file(path: str | None) -> Iterator[Path | None]:
+    """Yield a temporary path for a plan, which replaces `path` as in `replacing`; None without a path.
+
+    Raises:
+        GraphError: the suffix is that of no plan, or the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    check_form(path, PLAN_FORMS, "plan")
+    with replacing(path, PLAN_FORMS[0]) as partial:
         yield partial
 
 

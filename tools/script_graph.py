@@ -28,8 +28,8 @@ _SCRIPT = re.compile(r"(.+\.py)(?::(\w+))?")
 _HINT = "it has to call fit, what ar.distribute returned, or ar.rewrite; train.py:NAME names one of several"
 
 
-def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -> ar.GraphItem:
-    """Run a script up to its first training step, and return that step.
+def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -> tuple[ar.GraphItem, int | None]:
+    """Run a script up to its first training step, and return that step with the examples that a `fit` gives it.
 
     Args:
         graph: `PATH.py` or `PATH.py:NAME`.
@@ -48,7 +48,7 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
         with _stopped_at_training(_libraries(path), name), contextlib.redirect_stdout(sys.stderr), _as_main(path):
             runpy.run_path(str(path), run_name="__main__")
     except _Found as one:
-        return one.item(batch_inputs)
+        return one.item(batch_inputs), one.examples
     except SystemExit as end:
         if end.code:
             raise GraphError(f"'{path}' ended with exit code {end.code} before it trained", hint=_HINT) from None
@@ -64,9 +64,11 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
 class _Found(BaseException):
     """Ends the script at its training step; `except Exception` in the script does not catch it."""
 
-    def __init__(self, item: Callable[[dict[str, int | None] | None], ar.GraphItem]) -> None:
+    def __init__(
+        self, item: Callable[[dict[str, int | None] | None], ar.GraphItem], examples: int | None = None
+    ) -> None:
         super().__init__("the step was found")
-        self.item = item
+        self.item, self.examples = item, examples
 
 
 @contextmanager
@@ -108,17 +110,26 @@ def _at_data(library: Any) -> Any:
 
     def make_train_function(model: Any, force: bool = False) -> Any:
         def train_function(data: Any) -> NoReturn:
-            spec = getattr(data, "element_spec", None)
-            batch = library.utils.unpack_x_y_sample_weight(next(iter(data)) if spec is None else spec)
+            drawn, spec = next(iter(data)), getattr(data, "element_spec", None)
+            batch = library.utils.unpack_x_y_sample_weight(drawn if spec is None else spec)
             given = [_of_any_batch(part) for part in batch]
             while given[-1] is None:
                 given.pop()
-            raise _Found(lambda inputs: ar.GraphItem.from_keras(model, *given, batch_inputs=inputs))
+            examples = _examples(library.utils.unpack_x_y_sample_weight(drawn)[0])
+            raise _Found(lambda inputs: ar.GraphItem.from_keras(model, *given, batch_inputs=inputs), examples)
 
         model.train_function = train_function
         return train_function
 
     return make_train_function
+
+
+def _examples(x: Any) -> int | None:
+    """Return the number of examples in the inputs of a model; None where it is unknown."""
+    import tensorflow as tf
+
+    shape = tf.TensorShape(getattr(next(iter(tf.nest.flatten(x)), None), "shape", None))
+    return shape[0] if shape.rank else None
 
 
 def _distribute(libraries: tuple[Any, ...], name: str | None) -> Any:

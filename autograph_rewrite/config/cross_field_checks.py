@@ -213,6 +213,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...]
 IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     mesh_covers_the_devices,
     pipeline_checks.stages_fit_the_workers,
+    pipeline_checks.stages_fit_the_devices,
 )
 
 

@@ -88,6 +88,22 @@ def stages_fit_the_workers(config: Config) -> Iterator[Finding]:
         yield Finding(("pipeline", "devices"), message, "start fewer workers, or name a device of each")
 
 
+def stages_fit_the_devices(config: Config) -> Iterator[Finding]:
+    """In one process `devices` are as many as the stages, or a multiple; one CPU stands for as many as needed.
+
+    A job has a stage on `CPU:0` of each worker, and the same configuration can be tried in one process.
+    """
+    section, devices = config.pipeline, config.devices or ()
+    if section is None or config.is_driven or section.devices is not None or not devices:
+        return
+    needed, is_one_cpu = section.stages * config.model_size, len(devices) == 1 and parse(devices[0]).kind == "CPU"
+    if len(devices) % needed and not is_one_cpu:
+        along = f" and mesh.model is {config.model_size}" if config.model_size > 1 else ""
+        message = f"pipeline.stages is {section.stages}{along}, devices are {len(devices)}"
+        hint = f"give {needed} devices, or a multiple of {needed} for replicas"
+        yield Finding(("pipeline", "stages"), message, hint)
+
+
 def remat_stages_are_there(config: Config) -> Iterator[Finding]:
     """`remat.stages` numbers stages of the pipeline."""
     if not config.remat.stages:

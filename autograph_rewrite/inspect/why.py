@@ -509,7 +509,7 @@ def _about(line: VariableLine, lines: dict[str, VariableLine]) -> str:
 def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, batch: int | None) -> VariablePlace:
     strategy, name = config.strategy.name, line.name
     try:
-        builder = named_builder(config)
+        builder = named_builder(config, batch)
         plan = builder.build(flat, config)
         choice = builder.choices(flat, config)[name] if isinstance(builder, PerVariable) else None
         resolved = resolve_plan(flat, config, batch)

@@ -73,6 +73,30 @@ def test_a_name_picks_a_model_and_no_other_is_trained(folder: Path, capsys: pyte
     assert not Path("trained.keras").exists()
 
 
+@pytest.mark.parametrize(("graph", "more", "examples"), [("train.py", [], 2), ("train.py:second", ["--batch", "9"], 9)])
+@pytest.mark.parametrize("verb", ["explain", "plan", "simulate"])
+def test_plans_of_a_script_are_for_the_batch_of_its_fit(
+    verb: str, graph: str, more: list[str], examples: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.py").write_text(MODELS)
+    Path("c.yaml").write_text("{devices: [CPU:0], strategy: {name: Auto}}")
+    assert main([verb, graph, "--config", "c.yaml", "--json", *more]) == 0
+    data = json.loads(capsys.readouterr().out)
+    found = data["plan_notes"] if verb == "explain" else data["notes"]
+    if verb == "simulate":
+        assert data["batch"] == examples
+    else:
+        assert any(f"for steps of {examples} examples" in note for note in found)
+
+
+@pytest.mark.parametrize("verb", ["plan", "rewrite"])
+def test_a_script_does_not_run_for_a_file_that_cannot_be_written(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("raise SystemExit(5)\n")
+    for out, said in (("auto.unknown", "does not say which form"), ("nowhere/auto.pb", "cannot write")):
+        assert main([verb, "train.py", "--config", "all_reduce", "-o", out]) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("graph", ["loop.py", "loop.py:step", "loop.py:train_step"])
 def test_the_first_call_of_a_distributed_function_is_its_step(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("loop.py").write_text(FUNCTION)

@@ -135,6 +135,22 @@ def test_a_mesh_beside_a_pipeline_counts_its_stages() -> None:
         Config.of({**four, "mesh": {"data": 4}}).require_usable()
 
 
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_stages_that_the_devices_cannot_hold_are_refused_at_their_line(kind: str, tmp_path: Path) -> None:
+    config = Config.load(write(tmp_path, f"devices: [{kind}:0, {kind}:1]\npipeline:\n  stages: 3\n"))
+    said = r":3: pipeline.stages is 3, devices are 2 \(give 3 devices, or a multiple of 3 for replicas\)"
+    with pytest.raises(ConfigError, match=said):
+        config.require_usable()
+    workers = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+    in_job(config, {"TF_CONFIG": json.dumps(workers)})[0].require_usable()
+
+
+def test_one_cpu_stands_for_the_devices_of_all_stages_and_one_gpu_does_not() -> None:
+    Config.of({"devices": ["CPU:0"], "pipeline": {"stages": 3}}).require_usable()
+    with pytest.raises(ConfigError, match="pipeline.stages is 3, devices are 1"):
+        Config.of({"devices": ["GPU:0"], "pipeline": {"stages": 3}}).require_usable()
+
+
 def test_a_dict_a_path_and_a_config_are_all_configurations(tmp_path: Path) -> None:
     path = write(tmp_path, "devices: [CPU:0, CPU:1]\n")
     loaded = Config.load(path)

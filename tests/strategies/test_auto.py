@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+import autograph_rewrite as ar
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.cost.simulate import Hardware
-from autograph_rewrite.errors import PassError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
@@ -76,6 +77,26 @@ def test_the_plan_says_what_was_compared_and_why_it_was_chosen() -> None:
     assert notes[-3].startswith("Auto simulated ")
     assert all(name in notes[-2] for name in SINGLE)
     assert notes[-1].startswith("it began with ")
+
+
+def test_plans_are_compared_for_the_batch_that_is_given() -> None:
+    item, read = normalise(regression()), config()
+
+    def told(*notes: str) -> str:
+        return re.findall(r"plans for steps of ([\d,]+) examples", "\n".join(notes))[0]
+
+    assert told(*builder_for(read).build(item, read).notes) == "64"
+    assert told(*ar.build_plan(item, read, batch=1024).notes) == "1,024"
+    assert told(*ar.rewrite(item, read, batch=1024).report.plan.notes) == "1,024"
+    limited = config(memory_limit="1GiB")
+    assert told(*ar.build_plan(item, limited, batch=1024).notes) == "1,024"
+
+
+def test_a_larger_batch_needs_more_of_the_memory_limit() -> None:
+    item, read = normalise(regression()), config(memory_limit="1MiB")
+    ar.build_plan(item, read)
+    with pytest.raises(PlanError, match=r"takes [\d,]+ B on a device for 1,000,000 examples"):
+        ar.build_plan(item, read, batch=1_000_000)
 
 
 def test_what_is_sent_over_a_slow_network_counts_more() -> None:

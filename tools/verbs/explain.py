@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.views import where_time_goes
 
     chosen = common.config_or_plan(args)
-    item = common.load_graph(args)
-    new = ar.rewrite(item, chosen, batch=args.batch)
+    item, batch = common.load_step(args)
+    new = ar.rewrite(item, chosen, batch=batch)
     account = account_of(new)
     if args.json:
         common.print_json(_data(account))
     else:
-        print(fitted(text_of(account)), where_time_goes(item, new.report.plan, chosen, args.batch), sep="", end="")
+        print(fitted(text_of(account)), where_time_goes(item, new.report.plan, chosen, batch), sep="", end="")
     return 0
 
 

@@ -24,13 +24,10 @@ def run(args: argparse.Namespace) -> int:
 
     require_one_result(args)
     config = common.read_config(args)
-    item = common.load_graph(args)
-    if args.out is None:
-        plan = ar.build_plan(item, config, batch=args.batch)
-    else:
-        common.check_form(args.out, common.PLAN_FORMS, "plan")
-        with common.replacing(args.out, common.PLAN_FORMS[0]) as partial:
-            plan = ar.build_plan(item, config, batch=args.batch)
+    with common.plan_file(args.out) as partial:
+        item, batch = common.load_step(args)
+        plan = ar.build_plan(item, config, batch=batch)
+        if partial is not None:
             plan.save(partial)
     if args.json:
         common.print_json(as_data(plan))

@@ -36,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     require_one_result(args)
     common.check_form(args.out, (".html",), "report")
     chosen = common.read_config(args) if args.config is not None else common.optional_plan(args)
-    item = common.load_graph(args)
     title = "standard input" if args.graph == STANDARD else Path(args.graph).name
-    options = {"batch": args.batch, "task": args.task, "measured": args.measured, "verify": args.verify}
+    options = {"task": args.task, "measured": args.measured, "verify": args.verify}
     with common.replacing(args.out, ".html") as partial:
-        ar.report(item, partial, chosen, **options, title=title)
+        item, batch = common.load_step(args)
+        ar.report(item, partial, chosen, **options, batch=batch, title=title)
     if args.out == STANDARD:
         return 0
     if args.json:

@@ -41,19 +41,19 @@ def run(args: argparse.Namespace) -> int:
 
     require_one_result(args)
     chosen = common.config_or_plan(args)
-    item = common.load_graph(args)
     stream, observers = aside(args), list[Any]()
-    if args.print_changed:
-        observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
     common.check_form(args.out, common.GRAPH_FORMS, "graph")
     with ExitStack() as stack:  # opens all outputs first, so that a path that cannot be written fails early
         out = stack.enter_context(common.replacing(args.out, common.GRAPH_FORMS[0]))
-        plan_out = stack.enter_context(_plan_file(args.plan_out))
+        plan_out = stack.enter_context(common.plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
+        item, batch = common.load_step(args)
+        if args.print_changed:
+            observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
         observers += [] if snapshots is None else [snapshots]
         with reproducible(item, chosen, args.task or 0):
             new = ar.rewrite(
-                item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
+                item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=batch
             )
         common.write_item(new, out)
         if plan_out is not None:
@@ -67,16 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print("standard output:" if args.out == STANDARD else f"{args.out}:", file=stream)
         print(new.report, file=stream)
     return 0
-
-
-@contextmanager
-def _plan_file(path: str | None) -> Iterator[Path | None]:
-    if path is None:
-        yield None
-        return
-    common.check_form(path, common.PLAN_FORMS, "plan")
-    with common.replacing(path, common.PLAN_FORMS[0]) as partial:
-        yield partial
 
 
 @contextmanager

@@ -42,11 +42,12 @@ def run(args: argparse.Namespace) -> int:
     if args.memory is not None:
         common.check_form(args.memory, (".svg", ".json"), "memory")
     given = common.optional_plan(args) or common.read_config(args)
-    item = normalise(common.load_graph(args))
+    item, batch = common.load_step(args)
+    item = normalise(item)
     config = given if isinstance(given, Config) else None
-    plan, network = requested(item, given), network_of(config)
+    plan, network = requested(item, given, batch), network_of(config)
     machine = calibrate() if args.calibrate else None
-    step = simulate(item, plan, network, batch=args.batch, machine=machine)
+    step = simulate(item, plan, network, batch=batch, machine=machine)
     found = step.found
     if args.trace is not None:
         common.emit(json.dumps(found.trace()), args.trace)
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         steps = {"after": found}
         if plan.remat is not None:
             kept = replace(plan, remat=None, edges=())
-            steps = {"before": ar.simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
+            steps = {"before": ar.simulate(item, kept, network, batch=batch, machine=machine), **steps}
         is_data = args.memory.lower().endswith(".json")
         common.emit(json.dumps(explain.data(steps)) if is_data else explain.to_svg(steps), args.memory)
     if args.json:
