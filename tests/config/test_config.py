@@ -147,7 +147,7 @@ def test_stages_that_the_devices_cannot_hold_are_refused_at_their_line(kind: str
 
 def test_one_cpu_stands_for_the_devices_of_all_stages_and_one_gpu_does_not() -> None:
     Config.of({"devices": ["CPU:0"], "pipeline": {"stages": 3}}).require_usable()
-    with pytest.raises(ConfigError, match="pipeline.stages is 3, devices are 1"):
+    with pytest.raises(ConfigError, match=r"pipeline\.stages is 3, devices are 1"):
         Config.of({"devices": ["GPU:0"], "pipeline": {"stages": 3}}).require_usable()
 
 

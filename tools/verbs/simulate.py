@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.memory is not None:
         common.check_form(args.memory, (".svg", ".json"), "memory")
     given = common.optional_plan(args) or common.read_config(args)
-    item, batch = common.load_step(args)
-    item = normalise(item)
+    loaded, batch = common.load_step(args)
+    item = normalise(loaded)
     config = given if isinstance(given, Config) else None
     plan, network = requested(item, given, batch), network_of(config)
     machine = calibrate() if args.calibrate else None
