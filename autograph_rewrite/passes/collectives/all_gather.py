@@ -138,7 +138,7 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
             node=part.node,
             hint="set its shape with tf.ensure_shape, or do not use it across examples",
         )
-    order, build = [dim, *(i for i in range(rank) if i != dim)], FoldedBuilder.of(rewrite, part, span=ONCE)
+    order, build = [dim, *(i for i in range(rank) if i != dim)], FoldedBuilder.of(rewrite, part)
     first = transposed(part, order, build, "rows_first", "rows_first_axes") if dim else part
     if part.dtype == dtypes.STRING:
         rows, longest = _rows_and_bytes(exchange, first, blocked)
