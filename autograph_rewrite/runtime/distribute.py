@@ -218,7 +218,8 @@ class Rewriter:
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan.of_step(training=training)
-            ensure_devices(self._devices_of(plan))  # Auto has just chosen whether replicas need separate ones
+            if plan.mode == "mirrored":  # which Auto has just chosen; replicas that share variables may share a device
+                ensure_devices(self._devices_of(plan))
             is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:
                 if training:
