@@ -27,10 +27,12 @@ from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.placement import Placement
+from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
@@ -118,7 +120,7 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     """Return why a node is in a graph, and why one of its results is placed as it is.
 
     Args:
-        name: a node or value (`name:1`) of the original graph or of the rewritten one.
+        name: a node or value (`name:1`) of the original graph or of the rewritten one, or a variable, for its read.
         plan: the plan of the rewrite; default: that of a rewritten item, also from an archive.
 
     Raises:
@@ -127,7 +129,8 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     item = as_item(source)
     asked, _, index = name.removeprefix("%").partition(":")
     with no_garbage_collection():
-        node = find(item.graph, asked)
+        node = find(item, asked)
+        asked = node.name if asked == node.name else bare(node.name)
         values = Values(item, plan)
         made = results(node)
         at = item.graph.value(f"{node.name}:{index}").index if index else 0
@@ -142,17 +145,26 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     return Provenance(node.name, line(node), made_by, origin, found, described, chain)
 
 
-def find(graph: Graph, name: str) -> Node:
-    """Return a node by its name, or the first instance of the original node of that name.
+def find(item: TrainingGraph, name: str) -> Node:
+    """Return a node by its name, the first instance of the original node of that name, or the read of a variable.
 
     Raises:
-        GraphError: neither exists; the hint names the closest.
+        GraphError: none exists; the hint names the closest.
     """
+    graph = item.graph
     for one in (name, *(f"{prefix}{name}" for prefix in FIRST)):
         if one in graph:
             return graph.nodes[one]
-    names = dict.fromkeys((*graph.nodes, *map(bare, graph.nodes)))
-    raise GraphError(f"the graph has no node '{name}'", hint=closest(name, names))
+    variable = item.variables.get(name)
+    if variable is None:
+        names = dict.fromkeys((*graph.nodes, *map(bare, graph.nodes), *item.variables))
+        raise GraphError(f"the graph has no node '{name}'", hint=closest(name, names))
+    handle = graph.nodes.get(variable.handle)
+    read = next((use.node for use in handle_uses(handle) if has(use.node.op, "reads")), None) if handle else None
+    if read is None:
+        hint = "`autograph-rewrite why-not GRAPH VARIABLE STRATEGY` says where it lives"
+        raise GraphError(f"'{name}' is a variable, and no node reads it by one handle", hint=hint)
+    return read
 
 
 # The chain of reasons for a placement: from a batch input, value by value, to the value in question.

@@ -39,9 +39,13 @@ def provenance(current_pass: str, origin: Node | str | None) -> dict[str, bytes]
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint with the known names most like `name`, else those that contain it; None where there are none."""
-    names = list(known)
+    """Return a hint with the known names most like `name`, else that contain it, else that end alike; None without."""
+    names, depth = list(known), name.count("/") + 1
     close = difflib.get_close_matches(name, names, n=3) or sorted((one for one in names if name in one), key=len)[:3]
+    if not close:
+        ends = {one: "/".join(one.split("/")[-depth:]) for one in names}
+        alike = difflib.get_close_matches(name, set(ends.values()), n=3)
+        close = [one for one, end in ends.items() if end in alike][:3]
     return f"closest names: {', '.join(close)}" if close else None
 
 

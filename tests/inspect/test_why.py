@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.inspect.why import why
+from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.tools import cli
 from tests.support.golden_text import check_golden
 from tests.support.small_items import regression
@@ -76,6 +78,39 @@ def test_a_graph_without_placements_knows_the_conversions_of_its_plan(saved: Pat
     assert "plan.yaml:" in str(reason)
     assert "-> replicated by collective_reduce" in dump(saved / "new.pb", plan=plan)
     assert "Give the .ar" in str(why(saved / "new.pb", "gradient"))
+
+
+def test_a_variable_stands_for_its_read() -> None:
+    item = regression()
+    w, slot = item.variables.values()
+    named = {"layer/kernel": replace(w, name="layer/kernel"), slot.name: slot}
+    new = ar.rewrite(replace(item, variables=named), CONFIG)
+    read = why(new, "layer/kernel")
+    assert read.data() == why(new, "w/Read").data()
+    assert "ReadVariableOp" in read.line
+    with pytest.raises(GraphError, match="closest names: layer/kernel"):
+        why(new, "layer/kernels")
+
+
+def test_comm_rewrites_an_original_by_a_configuration_and_refuses_it_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regression().save(tmp_path / "old.ar")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert cli.main(["comm", str(tmp_path / "old.ar")]) == 2
+    assert "give --config" in capsys.readouterr().err
+    assert cli.main(["comm", str(tmp_path / "old.ar"), "--config", str(tmp_path / "config.json"), "--json"]) == 0
+    ar.rewrite(regression(), CONFIG).save(tmp_path / "new.ar")
+    found = json.loads(capsys.readouterr().out)
+    assert cli.main(["comm", str(tmp_path / "new.ar"), "--json"]) == 0
+    assert found == json.loads(capsys.readouterr().out)
+    assert found["exchanges"]
+
+
+def test_a_mistyped_end_of_a_name_is_answered_with_the_names_that_end_so() -> None:
+    assert closest("MatMull", ["model/layer/attention/MatMul", "model/Add"]) == (
+        "closest names: model/layer/attention/MatMul"
+    )
 
 
 def test_a_name_of_neither_graph_is_refused_with_the_closest(saved: Path) -> None:

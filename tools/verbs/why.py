@@ -11,7 +11,7 @@ from autograph_rewrite.tools import common_arguments as common
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     common.add_graph(parser)
-    parser.add_argument("node", metavar="NODE", help="a node or value (`name:1`), of the graph or of the original")
+    parser.add_argument("node", metavar="NODE", help="a node, a value (`name:1`) or a variable, of either graph")
     common.add_config(parser, plan=True, required=False)
     common.add_batch(parser)
 
