@@ -159,6 +159,11 @@ def test_who_is_killed_is_code_1_and_named_with_the_signal(launch: Launch) -> No
     assert "[launch] worker 0 was killed by SIGSEGV\n" in done.stderr
 
 
+def test_who_leaves_blank_lines_alone_has_said_nothing(launch: Launch) -> None:
+    done = launch("-n 1", "sys.stderr.write('\\n\\n')\nsys.stderr.flush()\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert done.stderr.endswith("worker 0 was killed by SIGKILL; the end of its stderr:\n    (nothing)\n")
+
+
 def test_who_does_not_listen_to_sigterm_is_killed(launch: Launch, folder: Path) -> None:
     source = """
 if name == "worker 0":

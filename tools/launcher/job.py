@@ -344,7 +344,8 @@ def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> N
         say(options, f"not done after {options.timeout:g} s; still running: {', '.join(outcome.late)}")
     elif outcome.failed is not None:
         ending = "; the end of its stderr:" if outcome.last_lines else ""
-        say(options, outcome.problem + ending, *(f"    {line}" for line in outcome.last_lines))
+        said = [line for line in outcome.last_lines if line.strip()] or ["(nothing)"] * bool(ending)
+        say(options, outcome.problem + ending, *(f"    {line}" for line in said))
 
 
 def say(options: LaunchOptions, *lines: str) -> None:
