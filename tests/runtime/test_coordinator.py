@@ -149,7 +149,9 @@ def test_a_process_of_its_own_names_what_stood_still() -> None:
     made = SingleProcess(watchdog)
     assert made.failure(CancelledError(), "finish step 1", None) is None
     watchdog.expired = True
-    assert "stood still for 2 s" in str(made.failure(CancelledError(), "finish step 1", None))
+    told = str(made.failure(CancelledError(), "finish step 1", None))
+    assert "stood still for 2 s" in told
+    assert "autograph-rewrite plan GRAPH" in told
 
 
 def test_where_nobody_waits_errors_stay_what_they_are() -> None:

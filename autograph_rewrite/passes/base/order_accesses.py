@@ -27,7 +27,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, READS, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
-REPORT = "report this, with the graph and the plan"
+REPORT = "report this, with the graph and the plan (`autograph-rewrite plan GRAPH --config CONFIG -o plan.yaml`)"
 
 
 @dataclass(frozen=True)

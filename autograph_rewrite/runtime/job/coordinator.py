@@ -94,8 +94,8 @@ class SingleProcess(Coordinator):
         if self.watchdog is not None and self.watchdog.expired:
             return ClusterError(
                 f"the step stood still for {self.watchdog.seconds:g} s: a replica waits for another in a collective",
-                hint="report this, with the plan: the order of collectives should have been proved; "
-                "variables: shared needs none",
+                hint="report this, with the plan (`autograph-rewrite plan GRAPH --config CONFIG -o plan.yaml`): "
+                "the order of collectives should have been proved; variables: shared needs none",
             )
         if "Collective ops is aborted" in text:
             return ClusterError(
