@@ -4,8 +4,8 @@ python          is executed, with the names of `prepared`; `python NAME.py` is a
                 `python before` another library's code, which is compiled,
                 `python row` and `python emitter` are run by tests/passes/collectives/test_lowerings.py
 sh              all blocks of a page are one script of a shell, run in a process in a folder with the files of `USERS`;
-                pages with `make` find a checkout there, and the tutorial nothing else
-yaml            is a configuration
+                pages with `make` or `.venv` find a checkout there, and the tutorial nothing else
+yaml            is a configuration; `yaml NAME.yaml` is a file, too
 bash, json      are checked for their syntax
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,7 @@ KINDS = {"python", "sh", "yaml", "bash", "json", "text"}
 BEFORE = {
     "report.md": "model = ar.distribute(model, config); model.train_on_batch(x, y); new = ar.rewrite(item, config)",
     "steps_per_run.md": "x, y = np.ones([57, 4, 3], 'f'), np.ones([57, 4, 1], 'f')",
+    "auto.md": 'ar.build_plan(item, {**config, "strategy": {"name": "Auto"}}).save("plan.yaml")',
     "rematerialisation.md": "block, h = (lambda x: 2 * x), tf.ones([2, 3])",
     "profile.md": """
 step = ar.distribute(train_step, config)
@@ -124,7 +126,7 @@ def running() -> list[Block]:
 
 def is_file(block: Block) -> bool:
     """Return whether a block is a file that the commands of its page read."""
-    return block.kind[-1].endswith(".py")
+    return block.kind[-1].endswith((".py", ".yaml"))
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -212,8 +214,22 @@ model.fit(x, x[:, :1], batch_size=8, epochs=parser.parse_args().epochs, verbose=
 }
 """What a page takes for a user's own: a script that trains under config.yaml, or as --config says."""
 SHELL = [(page, list(group)) for page, group in groupby(blocks("sh"), key=lambda block: block.page)]
-CHECKOUT = [page for page, group in SHELL if any(block.text.startswith("make ") for block in group)]
+CHECKOUT = [page for page, group in SHELL if any(block.text.startswith(("make ", ".venv/")) for block in group)]
 SECONDS = 400
+
+
+@pytest.mark.slow
+def test_the_command_that_checks_a_rule_selects_its_samples() -> None:
+    (page,) = (page for page, _ in SHELL if page.stem == "writing_rules")
+    commands = [line for block in blocks("sh", [page]) for line in block.text.splitlines() if "pytest" in line]
+    assert len(commands) == 1
+    words = shlex.split(commands[0], comments=True)
+    quick = [sys.executable, *words[1:], "--collect-only", "-q", "-n0"]
+    done = subprocess.run(quick, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    assert len(found) == 12, done.stdout[-2000:] + done.stderr[-2000:]
+    assert any("test_an_op_on_blocks_gives_what_it_gives_on_the_whole[InTopK" in line for line in found)
+    assert "it runs 12\ntests" in page.read_text(encoding="utf-8")
 
 
 def checkout(folder: Path) -> Path:
@@ -243,7 +259,7 @@ def users_files(page: Path, folder: Path) -> None:
     addresses = ", ".join(f"127.0.0.1:{port}" for port in ports)
     (folder / "cluster.yaml").write_text(f"devices: [CPU:0]\ncluster: {{workers: [{addresses}]}}\n", encoding="utf-8")
     of_page(page, folder)
-    for block in filter(is_file, blocks("python", [page])):
+    for block in filter(is_file, [*blocks("python", [page]), *blocks("yaml", [page])]):
         (folder / block.kind[-1]).write_text(block.text, encoding="utf-8")
 
 
