@@ -173,6 +173,8 @@ def tie_constants(graph: Graph) -> None:
 
     A constant has no inputs, so without a control edge it is in no loop, and its reader would never get it.
     """
+    if not any(node.op in ENTERS for node in graph):
+        return  # no order to find
     frames = frames_of(topological_order(graph))
     for node in frames:
         inside = [value.node for value in node.inputs if value.node in frames]

@@ -118,17 +118,6 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
     return before
 
 
-def earlier(roots: Iterable[Node]) -> set[Node]:
-    """Return the roots and everything that must run before them; within a loop, in the same iteration."""
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        new = [node for node in dependencies(stack.pop()) if node not in seen]
-        seen.update(new)
-        stack += new
-    return seen
-
-
 def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
     """Return the roots and all nodes that they depend on, back edges included."""
     seen = set(roots)

@@ -86,10 +86,11 @@ def _entered_late(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
     Only there does TensorFlow tell a Merge that its loop is not run, in a branch or in a last iteration around it; any
     other operand leaves the Exits of that loop out, and what waits for them waits for ever.
     """
+    entries = BACK_EDGES | ENTERS
     for node in order:
         if node.op in MERGES and any(value.node.op in BACK_EDGES for value in node._inputs):
             for value in node._inputs:
-                if value.node.op not in BACK_EDGES | ENTERS:
+                if value.node.op not in entries:
                     yield node, f"'{node.name}' begins its loop with '{value.name}', which is no Enter"
 
 

@@ -45,7 +45,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
-from autograph_rewrite.passes.base.claims import carries, claims_of
+from autograph_rewrite.passes.base.claims import carried_by, carries, claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
@@ -276,14 +276,13 @@ class Reshards:
         only, while TensorFlow waits in each iteration for a value from another device.
         """
         state = self._rewrite.state
+        converted = carried_by(state)
         for node in state.order:
             if node.op not in MERGES:
                 continue
-            for index, value in enumerate(node.inputs):
-                reshard = state.transfers[node].operand_reshards.get(
-                    index, REPLICATED if value in state.reduced else None
-                )
-                if carries(value.node, node) and (reshard is not None or node.span != EACH):
+            for value in node.inputs:
+                reshard = converted.get(value.node)
+                if reshard is not None or (node.span != EACH and carries(value.node, node)):
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:

@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.variable_uses import obstacle, require_cuttable, variable_uses
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.traversal import ancestors, earlier, marks_before, topological_order
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ir.value import Use
@@ -208,8 +209,8 @@ class _Asks:
         writes = [node for node in state.order if node in step and has(node.op, "writes")]
         updates = [node for node in writes if handle_node(node.inputs[0]) not in apart]
         self._updates = [node for node in updates if handle_node(node.inputs[0]) in cuts]
-        self._behind = earlier(updates)
-        self._before: set[Node] = set()
+        self._behind = reachable(updates, dependencies)
+        self._before: Collection[Node] = ()
 
     def for_shards(self, variables: Mapping[str, Variable], handles: Mapping[Node, str]) -> None:
         """Let updates read shards of the whole gradients."""
@@ -219,7 +220,7 @@ class _Asks:
             shape = tuple(dim for dim in variables[handles[handle]].shape or () if dim is not None)
             for value in gradients_of(self._state, node, shape):
                 found.setdefault(value, self._cuts[handle])
-        self._before = earlier(value.node for value in found)
+        self._before = reachable((value.node for value in found), dependencies)
         for value, cut in found.items():
             uses = [use for use in value.uses if self._is_of_update(use.node)]
             if uses and Ways.of(cut).sums_whole:

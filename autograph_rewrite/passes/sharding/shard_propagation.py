@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import earlier
+from autograph_rewrite.ir.traversal import dependencies
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, split
@@ -114,8 +115,9 @@ def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set
         if node in step and has(node.op, "writes") and (member := shares.member(node)) is not None:
             for value in gradients_of(state, node, member.shape):
                 shares.gradients.setdefault(value, member.axis)
-    before = earlier(value.node for value in shares.gradients)
-    behind = earlier(node for node in state.order if node in step and has(node.op, "writes"))
+    before = reachable((value.node for value in shares.gradients), dependencies)
+    writes = (node for node in state.order if node in step and has(node.op, "writes"))
+    behind = reachable(writes, dependencies)
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
