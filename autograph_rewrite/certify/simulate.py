@@ -271,6 +271,9 @@ class Simulation:
         claims = self._baseline.claims
         for index, (value, wanted) in enumerate(zip(node.inputs, found.inputs, strict=True)):
             read = WHOLE if node in self._of_all else claims.reads.get((found.name, index), OWN)
+            if wanted.node.name in claims.carriers and self.matches.get(value.node) is None:
+                # An Enter that runs once where the original's runs on each replica: it holds the converted value.
+                read = claims.reads.get((wanted.node.name, 0), OWN)
             what = f"input {index} of '{node.name}' ({node.op})"
             select = node.selects.get(index)
             if select is not None and select.is_of_many:
