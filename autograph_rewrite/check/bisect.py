@@ -545,7 +545,7 @@ def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]
     if any(has_value(value) for value in node.outputs):
         value = next(value for value in node.outputs if has_value(value))
         found = tap(item, value)
-    names = tuple(one.rpartition(":")[0] for one in found.tensors) if found is not None else ()
+    names = tuple(one.rpartition(":")[0] for one in found.view.tensors) if found is not None else ()
     if not names:
         names = (item.layout.instances(node.name) if item.layout is not None else ()) or (node.name,)
     return tuple(name for name in dict.fromkeys(names) if name in graph.nodes)
@@ -625,10 +625,10 @@ class SideBySide:
                 expected: Values = {}
                 try:
                     expected = dict(zip(names, left.observe(feeds, names), strict=True))
-                    got = iter(right.observe(feeds, [tensor for one in taps for tensor in one.tensors]))
+                    got = iter(right.observe(feeds, [tensor for one in taps for tensor in one.view.tensors]))
                 except right.failures as error:  # the original fails if a value does not exist in this step
                     return WrongStep(number, starts, expected, {}, {}, failed=side_by_side.first_line(error))
-                seen = [(one, [next(got) for _ in one.tensors]) for one in taps]
+                seen = [(one, [next(got) for _ in one.view.tensors]) for one in taps]
                 errors = {one.name: _error(one, arrays, expected[one.name], self.allowed) for one, arrays in seen}
                 step = self._judged(number, starts, expected, errors, self._variables(left, right))
                 if step.variables or step.outputs:

@@ -19,13 +19,13 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.load.inputs import tensor_name
-from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
+from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.emit.tensor_map import Join
+from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.passes.sharding.pieces import WholeVariables
-from autograph_rewrite.runtime.engine.fetches import Fetch, assemble
+from autograph_rewrite.runtime.engine.fetches import assemble
 from autograph_rewrite.training_graph import TrainingGraph
 
 _WITHOUT_VALUES = (dtypes.RESOURCE, dtypes.VARIANT)
@@ -37,17 +37,11 @@ class Tap(NamedTuple):
 
     Attributes:
         name: of the original tensor, with its output.
-        tensors: the instances in the other graph.
-        placement: how the instances combine; replicated ones are all the same.
-        segments: of the blocks, if any.
-        joins: how the tensors of the devices of each replica combine (`View`).
+        view: the instances in the other graph, and how they combine.
     """
 
     name: str
-    tensors: tuple[str, ...]
-    placement: Placement = REPLICATED
-    segments: tuple[int, ...] = ()
-    joins: tuple[Join, ...] = ()
+    view: View
 
     def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
         """Return the error of the combined instances; of replicated instances, the largest error.
@@ -55,8 +49,8 @@ class Tap(NamedTuple):
         Args:
             got: of the instances, in order.
         """
-        if self.placement.differs or any(placement.differs for placement, _ in self.joins):
-            got = [assemble(Fetch(self.tensors, self.placement, self.segments, joins=self.joins), got)]
+        if self.view.placement.differs or any(placement.differs for placement, _ in self.view.joins):
+            got = [assemble(self.view, got)]
         found = [allowed.deviation(one, expected) for one in got]
         return max(found, key=lambda one: one.error)
 
@@ -111,13 +105,14 @@ def tap(item: TrainingGraph, value: Value) -> Tap | None:
     name, layout = tensor_name(value), item.layout
     if layout is None:
         node = item.graph.nodes.get(value.node.name)
-        return Tap(name, (name,)) if node is not None and value.index < len(node.output_dtypes) else None
+        is_there = node is not None and value.index < len(node.output_dtypes)
+        return Tap(name, View((name,), REPLICATED)) if is_there else None
     view = layout.find(name)
     if view is None or not all(one.partition(":")[0] in item.graph.nodes for one in view.tensors):
         return None
     if len(view.tensors) > 1 and not view.placement.differs and not _is_replicated(item, value):
         return None
-    return Tap(name, view.tensors, view.placement, view.segments, view.joins)
+    return Tap(name, view)
 
 
 def _is_replicated(item: TrainingGraph, value: Value) -> bool:
@@ -182,7 +177,7 @@ class PlainStates(RewriteObserver):
         )
 
 
-class FirstRefusal:
+class FirstRefusal(Certificate):
     """A certificate that records its first refusal and lets the rewrite continue, so that the result can be run.
 
     Attributes:
@@ -191,36 +186,32 @@ class FirstRefusal:
     """
 
     def __init__(self) -> None:
-        self.certificate = Certificate()
+        super().__init__()
         self.pass_name = ""
         self.error: VerifyError | None = None
         self.claims: Claims | None = None
 
-    def begin(self, graph: Graph, targets: Sequence[str]) -> None:
-        """Take the normalised original."""
-        self.certificate.begin(graph, targets)
-
     def placed(self, graph: Graph, claims: Claims) -> None:
         """Take the graph, and the claims on how the devices of a replica share its values."""
-        self._note(CUTS, lambda: self.certificate.placed(graph, claims))
+        self._note(CUTS, super().placed, graph, claims)
 
     def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
         """Take the program of one device, and the graph that it was written from."""
-        self._note(CUTS, lambda: self.certificate.written(before, graph, claims))
+        self._note(CUTS, super().written, before, graph, claims)
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
         """Take the graph, and the placements that are claimed for its values."""
         self.claims = claims
-        self._note(CONVERTS, lambda: self.certificate.claimed(graph, claims))
+        self._note(CONVERTS, super().claimed, graph, claims)
 
     def check(self, after: str, graph: Graph) -> None:
         """Check the graph after a pass, unless a graph was refused before."""
-        self._note(after, lambda: self.certificate.check(after, graph))
+        self._note(after, super().check, after, graph)
 
-    def _note(self, name: str, check: Callable[[], None]) -> None:
+    def _note(self, name: str, check: Callable[..., None], *args: object) -> None:
         if self.error is not None:
             return
         try:
-            check()
+            check(*args)
         except VerifyError as error:
             self.pass_name, self.error = name, error

@@ -16,7 +16,7 @@ import numpy as np
 
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ops.facts.placement import Placement
-from autograph_rewrite.passes.emit.tensor_map import Join
+from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.training_graph import TensorInfo, Variable
 
 _COMBINE = {
@@ -33,19 +33,15 @@ class Fetch(NamedTuple):
     """The assembly of one original fetch.
 
     Attributes:
-        placement: how the values of the tensors combine; None for operations, which have no value.
-        segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
+        view: how the values of the elements combine; None for operations, which have no value.
         variable: the variable whose value it is, read separately; empty where the elements give the value.
         late: whether the variable is read after the run, else before it.
-        joins: how the blocks on the devices of each replica combine (`View`).
     """
 
     elements: tuple[Any, ...]
-    placement: Placement | None
-    segments: tuple[int, ...] = ()
+    view: View | None = None
     variable: str = ""
     late: bool = False
-    joins: tuple[Join, ...] = ()
 
 
 def name_of(thing: Any) -> str:
@@ -83,15 +79,15 @@ def variable_of(variables: Mapping[str, Variable], tensor: str) -> tuple[str, bo
     return "", False
 
 
-def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
-    """Return the value of a fetch from those of its elements."""
-    if fetch.placement is None:
+def assemble(view: View | None, got: Sequence[Any]) -> Any:
+    """Return the value of an original tensor from those of its instances; None without a view."""
+    if view is None:
         return None
-    for placement, groups in fetch.joins:
+    for placement, groups in view.joins:
         got = [_together([got[i] for i in group], placement) for group in groups]
-    if fetch.segments and len(got) > 1:
-        return _in_order(got, fetch.placement.dim, fetch.segments)
-    return _together(got, fetch.placement)
+    if view.segments and len(got) > 1:
+        return _in_order(got, view.placement.dim, view.segments)
+    return _together(got, view.placement)
 
 
 def _together(got: Sequence[Any], placement: Placement) -> Any:

@@ -179,7 +179,7 @@ class DistributedSession:
         parts = [[next(got) for _ in fetch.elements] for fetch in found]
         known |= self.read_variables(fetch.variable for fetch in found if fetch.late)
         values = [
-            known[fetch.variable] if fetch.variable else assemble(fetch, part)
+            known[fetch.variable] if fetch.variable else assemble(fetch.view, part)
             for fetch, part in zip(found, parts, strict=True)
         ]
         return self._tf.nest.pack_sequence_as(fetches, values)
@@ -534,7 +534,7 @@ class OriginalNames:
         own = name.partition(":")[0] in (variable, f"{variable}/read")
         is_there = late and (not own or _has_all(self._graph, [name.partition(":")[0]]))
         elements = self._instances(name).elements if is_there else ()  # they may wait for updates, which have to run
-        return Fetch(elements, REPLICATED, variable=variable, late=late)
+        return Fetch(elements, variable=variable, late=late)
 
     def _instances(self, name: str) -> Fetch:
         """Return the instances of an original tensor or operation."""
@@ -551,9 +551,9 @@ class OriginalNames:
                     )
                 view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
                 elements = tuple(self._graph.get_tensor_by_name(t) for t in view.tensors)
-                return Fetch(elements, view.placement, view.segments, joins=view.joins)
+                return Fetch(elements, view)
             names = instances_of(self._item, node)
-            return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names), None)
+            return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names))
         except (KeyError, ValueError):
             raise GraphError(
                 f"'{name}' is not in the rewritten graph: no declared output or target needs it",
