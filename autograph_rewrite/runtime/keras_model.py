@@ -128,23 +128,18 @@ class _ModelSteps:
             )
         if self.model.optimizer is not self.optimizer:  # compiled again: the copies of the old optimizer are useless
             self.mirrors, self.optimizer = Mirrors(), self.model.optimizer
-        run = _StepOnData(self, kind)
         if kind == "predict":
-            return PredictFunction(self.model, run, kind)
+            return PredictFunction(self, kind)
         if kind == "train" and self.steps > 1 and int(self.model.steps_per_execution) == 1:
             warn_user(
                 f"'{self.model.name}' was compiled anew with steps_per_execution=1, so each run does one step: "
                 f"compile it with steps_per_execution={self.steps} for steps_per_run"
             )
-        return IteratorFunction(self.model, run, kind)
+        return IteratorFunction(self, kind)
 
 
 _NO_BATCH = 0
 """Marks, as a number of steps, the function that does the updates without a batch."""
-
-
-def _whole(item: TrainingGraph) -> TrainingGraph:
-    return item
 
 
 def without_batch(item: TrainingGraph) -> TrainingGraph:
@@ -156,13 +151,14 @@ def without_batch(item: TrainingGraph) -> TrainingGraph:
     return replace(item, targets=targets, outputs={}, binding=binding)
 
 
-class _StepOnData:
-    """Runs one step of a model on one batch, as Keras nests it: `(x,)`, `(x, y)`, `(x, y, sample_weight)`."""
+class _StepFunction:
+    """Replaces a function of a model: runs the step on batches as Keras nests them, `(x,)`, `(x, y)` and so on."""
 
     def __init__(self, of: _ModelSteps, kind: str) -> None:
         self._tf = tensorflow()
         self._of, self._model, self._job, self._mirrors = of, of.model, of.job, of.mirrors
-        self._kind, self._step, self._training = kind, f"{kind}_step", kind == "train"
+        self._kind, self._step, self._trains = kind, f"{kind}_step", kind == "train"
+        self._on_one_device: Any = None
         self._by_form: dict[tuple[int, int], DistributedFunction] = {}
         self._last: tuple[int, Sequence[Any]] | None = None
 
@@ -178,16 +174,25 @@ class _StepOnData:
 
     @property
     def state(self) -> Any:
-        """A tf.Module with the variables that rewriting has added."""
+        """A tf.Module with the variables that rewriting has added, as residuals of compressors, for checkpoints."""
         return self._mirrors.extra.module
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one process, whose batches are whole."""
-        return self._job is None
+    def _one(self, data: Any) -> Any:
+        """Return the results of one batch; if evaluation or prediction cannot be distributed, by the model's step."""
+        if self._on_one_device is None:
+            try:
+                return self._on_replicas(data)
+            except RewriteError as error:
+                if self._trains or isinstance(error, ClusterError):
+                    raise
+                verb = {"test": "evaluate", "predict": "predict"}[self._kind]
+                warnings.warn(f"{verb} runs on one device: {error}", stacklevel=5)
+            step = getattr(self._model, self._step)
+            self._on_one_device = self._tf.function(step, autograph=is_legacy(self._model), reduce_retracing=True)
+        return self._on_one_device(data)
 
-    def __call__(self, data: Any, steps: int = 1) -> Any:
-        """Run the step.
+    def _on_replicas(self, data: Any, steps: int = 1) -> Any:
+        """Run the step on all replicas.
 
         Args:
             data: a batch; for several steps, one batch in each row.
@@ -213,24 +218,23 @@ class _StepOnData:
         parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
         form = len(parts) if parts is not None else 0
         given = parts if parts is not None else (data,)
-        if self._training and steps == 1 and self._tf.executing_eagerly():
+        if self._trains and steps == 1 and self._tf.executing_eagerly():
             self._last = form, given
-        function = self._by_form.get((form, steps))
-        if function is None:
-            function = self._by_form[form, steps] = self._distributed(form, steps, trains=self._training)
-        return function(*given)
+        return self._function(form, steps)(*given)
 
-    def at_end(self) -> None:
+    def _function(self, form: int, steps: int) -> DistributedFunction:
+        if (form, steps) not in self._by_form:
+            self._by_form[form, steps] = self._distributed(form, steps)
+        return self._by_form[form, steps]
+
+    def _at_end(self) -> None:
         """Do the updates that need no batch, as Keras does in a step on an iterator that has ended."""
         if self._last is None:
             return
         form, given = self._last
-        function = self._by_form.get((form, _NO_BATCH))
         try:
-            if function is None:
-                self._require_one_state()
-                function = self._by_form[form, _NO_BATCH] = self._distributed(form, 1, trains=False, part=without_batch)
-            function(*given)
+            self._require_one_state()
+            self._function(form, _NO_BATCH)(*given)
         except ClusterError:
             raise
         except RewriteError as error:
@@ -251,14 +255,8 @@ class _StepOnData:
         if any(plan.homes or plan.is_driven or plan.local_sgd is not None for plan in plans):
             raise GraphError("variables are on servers, with stages, or each replica's own (local_sgd)")
 
-    def _distributed(
-        self,
-        form: int,
-        steps: int,
-        *,
-        trains: bool,
-        part: Callable[[TrainingGraph], TrainingGraph] = _whole,
-    ) -> DistributedFunction:
+    def _distributed(self, form: int, steps: int) -> DistributedFunction:
+        trains = self._trains and steps != _NO_BATCH
         function = step_function(self._model, self._step, form)
         function.__name__ = self._step  # for messages
 
@@ -266,7 +264,8 @@ class _StepOnData:
             # As in Keras, version 3 has no autograph; without XLA, which compiles for one device.
             function = self._tf.function(function, autograph=is_legacy(self._model))
             concrete = trace(function, specs, {}, is_own=True)
-            return part(from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model))
+            item = from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model)
+            return without_batch(item) if steps == _NO_BATCH else item
 
         return DistributedFunction(
             function,
@@ -276,7 +275,7 @@ class _StepOnData:
             trace=traced,
             telling=self._job.tell if self._job is not None else nothing,
             tells=trains,
-            steps=steps,
+            steps=max(1, steps),
             opens=declared_lengths(self._model) if self._job is not None and not self._job.splits else None,
         )
 
@@ -303,50 +302,12 @@ class _StepOnData:
         return self._tf.nest.map_structure(lambda leaf: None if isinstance(leaf, optional) else leaf, data)
 
 
-class _StepFunction:
-    """Replaces a function of a model; runs the distributed step on one batch."""
-
-    def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
-        self._model, self._run, self._kind = model, run, kind
-        self._trains = kind == "train"
-        self._on_one_device: Any = None
-
-    def _one(self, data: Any) -> Any:
-        """Return the results of one batch; if evaluation or prediction cannot be distributed, by the model's step."""
-        if self._on_one_device is None:
-            try:
-                return self._run(data)
-            except RewriteError as error:
-                if self._trains or isinstance(error, ClusterError):
-                    raise
-                verb = {"test": "evaluate", "predict": "predict"}[self._kind]
-                warnings.warn(f"{verb} runs on one device: {error}", stacklevel=5)
-            step = getattr(self._model, f"{self._kind}_step")
-            self._on_one_device = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
-        return self._on_one_device(data)
-
-    @property
-    def items(self) -> tuple[TrainingGraph, ...]:
-        """The rewritten items, one per trace."""
-        return self._run.items
-
-    @property
-    def functions(self) -> tuple[DistributedFunction, ...]:
-        """The distributed functions that it calls."""
-        return self._run.functions
-
-
 class IteratorFunction(_StepFunction):
     """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator."""
 
-    def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
-        super().__init__(model, run, kind)
-        self._drawn = Drawn(run)
-
-    @property
-    def state(self) -> Any:
-        """A tf.Module with the variables that rewriting has added, as residuals of compressors, for checkpoints."""
-        return self._run.state
+    def __init__(self, of: _ModelSteps, kind: str) -> None:
+        super().__init__(of, kind)
+        self._drawn = Drawn(self._on_replicas)
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
@@ -358,17 +319,17 @@ class IteratorFunction(_StepFunction):
         """
         with Stop.here().one_step(self, counts=self._trains):
             outputs, count = None, int(self._model.steps_per_execution)
-            if count == 1 or not self._trains or not self._run.is_alone:
+            if count == 1 or not self._trains or self._job is not None:
                 for data in islice(iterator, count):
                     outputs = self._one(data)
             elif self._drawn.takes(iterator):
                 outputs = self._drawn(iterator, count)
             else:
                 for rows, are_stacked in stacked(islice(iterator, count)):
-                    outputs = self._run(rows, count if are_stacked else 1)
+                    outputs = self._on_replicas(rows, count if are_stacked else 1)
             if outputs is None:
                 if count == 1 and self._trains and not self._model.jit_compile:
-                    self._run.at_end()
+                    self._at_end()
                 raise StopIteration
             count_steps(self._model, self._kind, count)
             return outputs
@@ -393,8 +354,7 @@ class PredictFunction(_StepFunction):
         count_steps(self._model, self._kind, len(batches))
         if len(outputs) == 1:
             return outputs[0]
-        tf = tensorflow()
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+        return self._tf.nest.map_structure(lambda *parts: self._tf.concat(parts, 0), *outputs)
 
 
 # The dimensions that a Keras model leaves open: workers with sequences of different lengths must trace the same step.
