@@ -119,10 +119,8 @@ def test_a_timed_step_has_a_timestamp_behind_each_gradient_and_is_the_same_other
     new = item()
     learns = step.ready_order(new)
     assert learns is not None
-    timed = learns._timed()
-    graph, before = serde.from_bytes(timed.data), serde.from_bytes(new.graph_bytes)
-    assert timed.output == f"{step.SCOPE}/times:0"
-    stamps = [value.node for value in graph.node(f"{step.SCOPE}/times").inputs]
+    graph, before = serde.from_bytes(learns.timed_graph()), serde.from_bytes(new.graph_bytes)
+    stamps = [value.node for value in graph.node(step.TIMES).inputs]
     assert [stamp.op for stamp in stamps] == ["Timestamp"] * 4
     assert all(len(stamp.controls) == 1 and stamp.controls[0].op == "MatMul" for stamp in stamps)
     more = {node.name for node in graph} - {node.name for node in before}

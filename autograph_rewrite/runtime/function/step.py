@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -97,12 +97,12 @@ class BoundStep:
         if self._member is not None:
             self._agree()
 
-    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> native.EncodedFunction:
+    def _make_function(self, attempt: int = 0, timed: bytes | None = None) -> native.EncodedFunction:
         """Make the function of the item.
 
         Args:
             attempt: how many of its steps have failed in all workers: each gives the collectives new groups.
-            timed: the same step with one more result.
+            timed: the graph of the same step with one more result (`ReadyOrder.timed_graph`).
         """
         item, binding = self.item, self.binding
         own, everyones = self._digests or ("", "")
@@ -112,11 +112,11 @@ class BoundStep:
                 *self._captures.nodes,
                 *([own.partition(":")[0]] if own else []),
             ],
-            outputs=[*binding.outputs, *([everyones] if everyones else []), *([timed.output] if timed else [])],
+            outputs=[*binding.outputs, *([everyones] if everyones else []), *([f"{TIMES}:0"] if timed else [])],
             targets=item.targets,
             read_after=self._captures.watched,
         )
-        data = serde.to_bytes(item.graph) if item.report is None else timed.data if timed else item.graph_bytes
+        data = serde.to_bytes(item.graph) if item.report is None else timed or item.graph_bytes
         is_alone = self._plan is None or len(self._plan.processes) == 1
         salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
         return native.build(data, native.new_name("step"), signature, salt=salt)
@@ -236,21 +236,19 @@ class BoundStep:
     def _called(self, args: list[Any], stacked: Stacked | None, cancellation: Any = None) -> list[Any]:
         learns = self._ready_order
         if learns is not None and stacked is None and cancellation is not None and learns.measures(self._number):
-            return learns.measured(self._timed_call, args, cancellation)
+            return self._measured(learns, args, cancellation)
         if stacked is None:
             return self._call(args, cancellation)
         return self._call.looped(args, stacked, cancellation)
 
-    def _timed_call(self, timed: Timed) -> Callable[..., list[Any]]:
-        """Return a function that runs a timed step, and returns its times as the last result."""
-        call = native.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
-        at = len(self.binding.outputs) + (self._digests is not None)
-
-        def run(args: list[Any], cancellation: Any) -> list[Any]:
-            results = list(call(args, cancellation))
-            return [*results[:at], *results[at + 1 :], results[at]]
-
-        return run
+    def _measured(self, learns: ReadyOrder, args: list[Any], cancellation: Any) -> list[Any]:
+        """Run a timed step, keep the times, and return its other results."""
+        if learns.call is None:
+            function = self._make_function(len(self._calls) - 1, learns.timed_graph())
+            learns.call = native.Call(function, on_cpu=self._on_cpu)
+        results = list(learns.call(args, cancellation))
+        learns.times.append(results.pop(len(self.binding.outputs) + (self._digests is not None)))
+        return results
 
     def learnt_order(self) -> tuple[str, ...]:
         """Return the order in which gradients are ready, once all workers have agreed on it; () unless it pays off.
@@ -374,6 +372,8 @@ FIRST, LAST = 3, 5
 EARLIER = 0.05
 """Share of the time from the first to the last gradient by which the mean byte must leave earlier."""
 SCOPE = "autograph_ready"
+TIMES = f"{SCOPE}/times"
+"""The node with the times at which values are ready, in seconds."""
 _DRAWS = re.compile(
     rb"\x12.(Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)|Multinomial"
     rb"|(Parameterized)?TruncatedNormal|SampleDistortedBoundingBox(V2)?|\w+CandidateSampler)[\x1a\x22\x2a]"
@@ -381,51 +381,34 @@ _DRAWS = re.compile(
 """An op, as encoded in a node, that keeps its random state in its kernel: another function would start it again."""
 
 
-class Timed(NamedTuple):
-    """A step that also returns when values were ready.
+class ReadyOrder:
+    """Learns the order in which the members of buckets are ready; every worker of a job has one.
 
     Attributes:
-        output: the tensor of the times, in seconds.
+        call: runs the timed step, once it is made.
+        times: of each timed step.
     """
-
-    data: bytes
-    output: str
-
-
-class ReadyOrder:
-    """Learns the order in which the members of buckets are ready; every worker of a job has one."""
 
     def __init__(self, item: TrainingGraph, edges: Sequence[EdgePlan]) -> None:
         self._item, self._edges = item, edges
         self._member, self._plan = item.report.member, item.report.plan
-        self._times: list[Any] = []
-        self._call: Callable[..., list[Any]] | None = None
+        self.times: list[Any] = []
+        self.call: native.Call | None = None
 
     def measures(self, number: int) -> bool:
         """Return whether this process measures a step."""
         return bool(self._member.is_chief) and FIRST <= number <= LAST
 
-    def measured(self, make: Callable[[Timed], Callable[..., list[Any]]], args: list[Any], more: Any) -> list[Any]:
-        """Run a step, keep the times, and return its other results.
-
-        Args:
-            make: makes a function that runs a timed step, and returns the times after the results.
-        """
-        if self._call is None:
-            self._call = make(self._timed())
-        *results, times = self._call(args, more)
-        self._times.append(times)
-        return results
-
-    def _timed(self) -> Timed:
+    def timed_graph(self) -> bytes:
+        """Return the graph of the step with `TIMES`."""
         graph = serde.from_bytes(self._item.graph_bytes)
         stamps = []
         for at, edge in enumerate(self._edges):
             names = instances_of(self._item, edge.node)
             controls = [node for name in names if (node := graph.nodes.get(name)) is not None]
             stamps.append(Builder(graph, f"{SCOPE}/{at}").op("Timestamp", controls=controls))
-        times = Builder(graph, f"{SCOPE}/times").node("Pack", *stamps, T=DOUBLE, N=len(stamps), axis=0)
-        return Timed(serde.to_bytes(graph), f"{times.name}:0")
+        Builder(graph, TIMES).node("Pack", *stamps, T=DOUBLE, N=len(stamps), axis=0)
+        return serde.to_bytes(graph)
 
     def agreed(self) -> tuple[str, ...]:
         """Return the order for all later steps, by worker 0, after step LAST; () to keep the planned order.
@@ -435,8 +418,8 @@ class ReadyOrder:
         """
         values = tuple(dict.fromkeys(edge.value for edge in self._edges))
         order = [-1] * len(values)
-        if len(self._times) > 1:  # else these steps ran in a loop, or in another function, and were not measured
-            rows = zip(*(np.asarray(times).tolist() for times in self._times[1:]), strict=True)
+        if len(self.times) > 1:  # else these steps ran in a loop, or in another function, and were not measured
+            rows = zip(*(np.asarray(times).tolist() for times in self.times[1:]), strict=True)
             ready = {edge.value: median(row) for edge, row in zip(self._edges, rows, strict=True)}
             if leave_earlier(self._plan, self._edges, ready):
                 order = [values.index(value) for value in sorted(values, key=ready.__getitem__)]
