@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.builder import Builder
@@ -50,7 +50,7 @@ OUT_OF_REACH = "micro-batches, and several steps of one run, reach no shards in 
 
 def stand_alone(item: TrainingGraph) -> TrainingGraph:
     """Return a function's item for a session: with captures turned into variables of the graph, and one target."""
-    alone = unbind(item).item
+    alone, _ = unbind(item)
     graph = alone.graph.clone()
     target = Builder(graph, graph.unique_name(TARGET)).node(
         "NoOp", controls=[graph.nodes[name] for name in alone.targets]
@@ -350,11 +350,6 @@ class SessionVariables:
         """The reads that a step fetches after its updates, by name."""
         return {name: read for name, read in self._reads.items() if self._comes_back(name) and name not in self._apart}
 
-    @property
-    def brought_back(self) -> set[str]:
-        """The variables that are read after every step, even if the program does not read them."""
-        return {name for name in self._reads if self._comes_back(name)}
-
     def _comes_back(self, name: str) -> bool:
         return name not in self._served or name in self._held
 
@@ -469,22 +464,15 @@ class OthersBegan:
 # The user's variables are only read.
 
 
-class Unbound(NamedTuple):
-    """An item without captures, and the initial values of its variables."""
-
-    item: TrainingGraph
-    values: Mapping[str, Any]
-
-
-def unbind(item: TrainingGraph) -> Unbound:
-    """Return the item without captures; an item without captures is returned unchanged.
+def unbind(item: TrainingGraph) -> tuple[TrainingGraph, Mapping[str, Any]]:
+    """Return the item without captures, and the initial values of its variables; one without captures is unchanged.
 
     Raises:
         GraphError: it captures a resource that is no variable (a table, an iterator).
     """
     binding = item.binding
     if not isinstance(binding, (FunctionBinding, SavedBinding)):
-        return Unbound(item, {})
+        return item, {}
     graph = item.graph.clone()
     values: dict[str, Any] = {}
     for capture in binding.captures:
@@ -499,7 +487,7 @@ def unbind(item: TrainingGraph) -> Unbound:
         name: replace(variable, captured=False) if name in values else variable
         for name, variable in item.variables.items()
     }
-    return Unbound(replace(item, source=graph, variables=variables, binding=None), values)
+    return replace(item, source=graph, variables=variables, binding=None), values
 
 
 def _make_variable(node: Node, item: TrainingGraph, name: str, value: Any) -> None:

@@ -97,7 +97,8 @@ def fetched(function: Any) -> set[str]:
     """Return which variables the step of a distributed function brings back."""
     (traced,) = function._traces
     assert isinstance(traced.step, SessionStep)
-    return traced.step._variables.brought_back
+    variables = traced.step._variables
+    return {name for name in variables._reads if variables._comes_back(name)}
 
 
 def carried(function: Any) -> set[str]:
