@@ -85,7 +85,7 @@ class Recording:
         if self.ranks.is_chief and self.tracer.traces:
             first = self.tracer.traces[0]
             what = first if original is None else RewrittenTrace(original, first.rewritten)
-            said = prediction(what, self.tracer.examples[0] * self.ranks.cut_among(first.rewritten), machine)
+            said = prediction(what, self.tracer.examples[0] * cut_among(first.rewritten), machine)
         traces, text = self.ranks.gather(trace, json.dumps(said))
         return Profile.of(traces, *json.loads(text))
 
@@ -116,12 +116,6 @@ class Ranks:
         """Whether this is the first rank."""
         return self._job is None or self._job[0].is_chief
 
-    def cut_among(self, item: TrainingGraph) -> int:
-        """Return how many ranks give different examples to a step."""
-        if self._job is None or (item.report is not None and item.report.plan.is_driven):
-            return 1
-        return len(self._job[0].workers)
-
     def meet(self) -> list[tuple[int, int]]:
         """Wait for all ranks; return when exchanges with them began and ended, in nanoseconds.
 
@@ -141,6 +135,11 @@ class Ranks:
         mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
         said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
         return [RankTrace.of(data) for data, _ in said], said[0][1]
+
+
+def cut_among(item: TrainingGraph) -> int:
+    """Return how many ranks give different examples to a step; with stages all feed the same batch."""
+    return 1 if item.report is None or item.report.plan.is_driven else len(item.report.plan.processes)
 
 
 # The prediction of the measured step, for the same number of examples.
@@ -217,12 +216,9 @@ class RequestedProfile:
         found = tracer.stop()
         said: dict[str, Any] = {"trace": found.data(), "predicted": None, "notes": []}
         if found.rank == 0:
-            report = tracer.traces[0].rewritten.report
-            processes = len(report.plan.processes) if report is not None and not report.plan.is_driven else 1
             machine = calibrate() if request.get("calibrate") else None
-            said["predicted"], said["notes"] = prediction(
-                tracer.traces[0], (tracer.examples[0] or 0) * processes, machine
-            )
+            examples = tracer.examples[0] * cut_among(tracer.traces[0].rewritten)
+            said["predicted"], said["notes"] = prediction(tracer.traces[0], examples, machine)
         folder = Path(request["folder"])
         write_whole(folder / f"rank_{found.rank}.json", json.dumps(said).encode())
 
@@ -335,10 +331,10 @@ def rank_trace(
 
 def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
     """Return this rank, the FLOPs of a step of all ranks, and whether its examples count."""
-    for report in (item.report for item in items if item.report is not None):
-        staged = report.plan.is_driven  # all ranks feed the same batch: rank 0 counts it
-        covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
-        return report.task, covered.flops, not (staged and report.task)
+    for item in items:
+        if (report := item.report) is not None:
+            covered = report.covered.at(examples * cut_among(item) or None)
+            return report.task, covered.flops, not (report.plan.is_driven and report.task)  # of stages, rank 0 counts
     return 0, 0.0, True
 
 
