@@ -14,7 +14,7 @@ The batch of a step consists of the parts of all workers, in worker order. With 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.parts.batch_split import block_begin, bounds
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job.digests import described
 from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
 from autograph_rewrite.runtime.job.parameter_server import take_part
@@ -117,7 +118,7 @@ class _Sharding:
         self._default, self._is_told = seconds, is_told
         self._problem: ClusterError | None = None
         self._dataset = dataset
-        self._channel = next(counts().channels)
+        self._exchange = _connection(member, lambda: self._seconds)
 
     @property
     def _seconds(self) -> float:
@@ -198,7 +199,8 @@ class _Sharding:
         tf, task, workers = self._tf, self._member.task, self._workers
 
         def compare(*numbers: Any) -> bool:
-            mine = table_of(self._member, np.array(checksum(numbers), np.int64))
+            contents = zlib.crc32("".join(map(described, numbers)).encode())
+            mine = table_of(self._member, np.array(contents, np.int64))
             try:
                 with self._exchange(mine) as exchange:
                     all_of_them = exchange.add_up(mine, "compare the first batch of a dataset")
@@ -220,9 +222,6 @@ class _Sharding:
                 return rows(batch, workers, task)
 
         return self._dataset.enumerate().map(part)
-
-    def _exchange(self, like: Array) -> RepeatedSum:
-        return RepeatedSum(self._member, self._seconds, like, FIRST_KEY + self._channel, FIRST_KEY)
 
 
 # `ar.distribute_datasets_from_function`: a pipeline for each worker, made by a function that is told which part it is.
@@ -257,7 +256,11 @@ def distribute_datasets_from_function(
         _require_alike(member, given, local)
     dataset = dataset.rebatch(size * local) if local > 1 and size > 0 else dataset
     infinite = int(dataset.cardinality()) == tensorflow().data.INFINITE_CARDINALITY
-    return dataset if member is None or infinite else EndingTogether(dataset, member, _connection(member, given))
+    return (
+        dataset
+        if member is None or infinite
+        else EndingTogether(dataset, member, _connection(member, lambda: given.timeout_seconds))
+    )
 
 
 def _require_per_worker(options: Any) -> None:
@@ -323,9 +326,9 @@ def _require_alike(member: Membership, given: Config, local: int) -> None:
         )
 
 
-def _connection(member: Membership, given: Config) -> Callable[[Array], RepeatedSum]:
+def _connection(member: Membership, seconds: Callable[[], float]) -> Connect:
     channel = next(counts().channels)
-    return lambda like: RepeatedSum(member, given.timeout_seconds, like, FIRST_KEY + channel, FIRST_KEY)
+    return lambda like: RepeatedSum(member, seconds(), like, FIRST_KEY + channel, FIRST_KEY)
 
 
 # Pad exhausted workers with empty batches until the datasets of all workers end.
@@ -510,13 +513,3 @@ def _none(spec: Any, known: Iterator[int], last: Any) -> Any:
 
 def _sizes(shape: Any, known: Iterator[int]) -> list[int]:
     return [next(known, 0) if size is None else size for size in shape.as_list()]
-
-
-def checksum(leaves: Iterable[Any]) -> int:
-    """Return a checksum of the contents of some tensors."""
-    total = 0
-    for leaf in leaves:
-        array = np.asarray(leaf)
-        data = "\0".join(map(repr, array.ravel())).encode() if array.dtype == object else array.tobytes()
-        total = zlib.crc32(repr(array.shape).encode() + data, total)
-    return total
