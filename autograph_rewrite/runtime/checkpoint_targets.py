@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,22 +61,11 @@ def average_variables(given: Any) -> None:
                 one.average_variables()
 
 
-@dataclass(frozen=True)
-class _TrackedTensor:
+class _TrackedTensor(NamedTuple):
     """One tensor of the state of an object that is no variable: a table's keys, an iterator's position."""
 
     saveable: Any
-    at: int
-
-    @property
-    def tensor(self) -> Any:
-        """Its value when the object was found."""
-        return self.saveable.specs[self.at].tensor
-
-    @property
-    def dtype(self) -> Any:
-        """The type of its elements."""
-        return self.saveable.specs[self.at].dtype
+    spec: Any
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,9 @@ class EagerVariables:
         tf = tensorflow()
         with tf.device("CPU:0"):
             given = {name: self.variables[name] for name in names}
-            return {name: v.tensor if isinstance(v, _TrackedTensor) else tf.identity(v) for name, v in given.items()}
+            return {
+                name: v.spec.tensor if isinstance(v, _TrackedTensor) else tf.identity(v) for name, v in given.items()
+            }
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Give variables values."""
@@ -177,7 +168,7 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
         if id(variable) in state:  # Keras' path depends on where the optimizer was built: alone, or in its first step
             path = f"{optimizer.name}/{path.removeprefix(f'{optimizer.name}/')}"
         named[_unique(path, named)] = variable
-    own = {name: v for function in functions_of(model) for name, v in _children(function.state)}
+    own = {name: v for function in functions_of(model) for name, v in _children(function.state).items()}
     return _tracked(model, named, own, workers)
 
 
@@ -203,7 +194,7 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
 
     for path, one in objects:
         if isinstance(one, DistributedFunction):
-            own |= {_way(path, name): variable for name, variable in _children(one.state)}
+            own |= {_way(path, name): variable for name, variable in _children(one.state).items()}
         elif _is_variable(one):
             add(path or one.name.partition(":")[0], one)
         elif isinstance(one, tf.data.Iterator) and workers > 1:
@@ -237,7 +228,7 @@ def _objects(root: Any) -> Iterator[tuple[str, Any]]:
         if _is_variable(one) or not isinstance(one, tf.__internal__.tracking.Trackable):
             continue
         later = of_optimizers if hasattr(type(one), "apply_gradients") else queue
-        for name, child in sorted(tf.train.TrackableView.children(one).items()):
+        for name, child in sorted(_children(one).items()):
             is_left_out = isinstance(one, DistributedFunction) and name == "state"
             is_left_out |= isinstance(one, tf.train.Checkpoint) and name == "save_counter"  # counts TensorFlow's files
             if id(child) not in seen and not is_left_out:
@@ -291,7 +282,7 @@ def _parts(path: str, one: Any) -> Mapping[str, _TrackedTensor]:
     try:
         for attribute, made in tracking.saveable_objects_from_trackable(one).items():
             saveable = made(name=_way(path, attribute)) if callable(made) else made
-            parts |= {spec.name: _TrackedTensor(saveable, at) for at, spec in enumerate(saveable.specs)}
+            parts |= {spec.name: _TrackedTensor(saveable, spec) for spec in saveable.specs}
     except tensorflow().errors.OpError as error:
         raise GraphError(f"'{path}' ({type(one).__name__}) cannot be saved: {str(error).splitlines()[0]}") from None
     return parts
@@ -301,9 +292,10 @@ def _way(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _children(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a module that holds them directly."""
-    yield from tensorflow().train.TrackableView.children(module).items()
+def _children(one: Any) -> Mapping[str, Any]:
+    """Return what TensorFlow tracks of an object directly."""
+    found: Mapping[str, Any] = tensorflow().train.TrackableView.children(one)
+    return found
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
@@ -316,14 +308,13 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _extents(variables: Mapping[str, Any]) -> dict[str, StoredShape]:
-    tf = tensorflow()
     return {
-        name: _extent(None if isinstance(v, _TrackedTensor) else v.shape, tf.as_dtype(v.dtype).name)
+        name: _extent(None, v.spec.dtype) if isinstance(v, _TrackedTensor) else _extent(v.shape, v.dtype)
         for name, v in variables.items()
     }
 
 
-def _extent(shape: Iterable[int | None] | None, dtype: str) -> StoredShape:
+def _extent(shape: Iterable[int | None] | None, dtype: Any) -> StoredShape:
     """Return shape and size of a value; for an open shape those of a small value, which is never cut."""
     known = tuple(shape) if shape is not None else (None,)
     if None in known:

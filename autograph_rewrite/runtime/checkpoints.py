@@ -499,22 +499,19 @@ class Label:
     """How many of the program's steps one call makes; 0: unknown."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Label):
     """The contents of a checkpoint's `checkpoint.json`."""
 
-    step: int
     bytes: int
     index: str
     """SHA-256 of `variables.index`."""
     sizes: Mapping[str, int]
     """Bytes of each file."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    steps_per_call: int = 0
     format: int = 1
 
 
-_KINDS = {name: type(value) for name, value in vars(Manifest(0, 0, "", {})).items()}
+_KINDS = {name: type(value) for name, value in vars(Manifest(0, bytes=0, index="", sizes={})).items()}
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_the_pace_of_checkpoints_tells_the_step_only_where_the_program_counts_st
 
 
 def manifest(step: int, steps_per_call: int = 0, **extra: float) -> Manifest:
-    return Manifest(step, 0, "", {}, extra, steps_per_call)
+    return Manifest(step, extra, steps_per_call, bytes=0, index="", sizes={})
 
 
 def test_after_a_restore_the_pace_is_that_of_the_checkpoint_until_the_program_shows_another() -> None:
