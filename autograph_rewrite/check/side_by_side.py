@@ -273,7 +273,7 @@ def invent(variable: Variable, rng: np.random.Generator) -> Array:
     return np.asarray(values).astype(dtype.as_numpy_dtype)
 
 
-# A graph under comparison: its variables are all initialised, read and assigned at once.
+# A graph under comparison: its variables are all initialised and read at once.
 
 SCOPE = "autograph_rewrite_verify"
 
@@ -301,7 +301,6 @@ class TrainedGraph:
         self.failures: tuple[type[Exception], ...] = (self._tf.errors.OpError, ValueError, TypeError)
         self._outputs = {name: info.tensor for name, info in item.outputs.items()}
         self._reads: dict[str, tuple[Any, ...]] = {}
-        self._writes: dict[str, tuple[Any, tuple[Any, ...]]] = {}
         self._are_set: dict[str, Any] = {}
         with self._session.graph.as_default(), self._tf.name_scope(SCOPE):
             for name in item.variables:
@@ -314,13 +313,11 @@ class TrainedGraph:
         self._session.close()
 
     def _add_variable(self, name: str) -> None:
-        """Add the ops that read, write and test one variable, in all its copies."""
+        """Add the ops that read and test one variable, in all its copies."""
         variable, graph = self.item.variables[name], self._session.graph
         copies = [Copy(graph, handles, variable) for handles in copies_of(self.item, variable)]
-        source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
         self._are_set[name] = copies[0].is_initialized()
         self._reads[name] = tuple(copy.read() for copy in copies)
-        self._writes[name] = source, tuple(copy.write(source) for copy in copies)
 
     def _run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
         return self._session.run(fetches, feeds, timeout_ms=int(self.timeout * 1e3))
@@ -352,8 +349,7 @@ class TrainedGraph:
     def write(self, values: Mapping[str, Any]) -> None:
         """Set variables in all their copies."""
         if values:
-            feeds = {self._writes[name][0]: value for name, value in values.items()}
-            self._run([self._writes[name][1] for name in values], feeds)
+            self._session.write_variables(values)
 
     def step(self, feeds: Mapping[Any, Any]) -> dict[str, Array]:
         """Train one step; return the declared outputs."""
