@@ -238,7 +238,7 @@ class Backups:
             self._adopt([is_restored], lambda: [*variables_of(self.model), *counters])
             state.back_up = self.files.of_chief(state.back_up, "BackupAndRestore")
             if not self.member.is_chief:
-                state.delete_backup = _nothing
+                state.delete_backup = lambda: None
 
         callback.on_train_begin = on_train_begin
 
@@ -270,10 +270,6 @@ class Backups:
             for variable, value in zip(known, values, strict=True) if not self.member.is_chief else ():
                 variable.assign(value)
         return [int(number) for number in told]
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _save(callback: Any) -> None:
