@@ -14,13 +14,13 @@ from autograph_rewrite.check.report import Array, Deviation
 from autograph_rewrite.check.side_by_side import Tolerance
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import Claims
-from autograph_rewrite.ir.control_flow import frames_of
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.control_flow import frames_of, guards_of
+from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
+from autograph_rewrite.ops.traits import SWITCHES
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.tensor_map import View
@@ -29,7 +29,6 @@ from autograph_rewrite.runtime.engine.fetches import assemble
 from autograph_rewrite.training_graph import TrainingGraph
 
 _WITHOUT_VALUES = (dtypes.RESOURCE, dtypes.VARIANT)
-_Branch = frozenset[tuple[Value, int]]
 
 
 class Tap(NamedTuple):
@@ -66,11 +65,10 @@ def values_of_step(item: TrainingGraph) -> Iterator[Value]:
     step = ancestors(graph.nodes[name] for name in ends_of(item) if name in graph.nodes)
     order = [node for node in topological_order(graph) if node in step]
     frames = frames_of(order)
-    branches: dict[Node, _Branch] = {}
+    guards = guards_of(order, frames)
     outputs = {graph.value(info.tensor) for info in item.outputs.values()}
     for node in order:
-        branches[node] = _branch(node, branches)
-        if node in frames or node.op in SWITCHES or (branches[node] and node.op not in MERGES):
+        if node in frames or node in guards or node.op in SWITCHES:
             continue
         read = [value for value in node.read_outputs if value in outputs or any(u.node in step for u in value.uses)]
         yield from (value for value in read if has_value(value))
@@ -79,21 +77,6 @@ def values_of_step(item: TrainingGraph) -> Iterator[Value]:
 def ends_of(item: TrainingGraph) -> list[str]:
     """Return the targets of a step and the producers of its outputs."""
     return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
-
-
-def _branch(node: Node, known: dict[Node, _Branch]) -> _Branch:
-    """Return the decisions that let a node run, each a predicate and an output of a Switch."""
-    reads = [value for value in node.inputs if value.node.op not in BACK_EDGES]
-    each = [known.get(v.node, frozenset()) | _decides(v) for v in reads]
-    each_control = [known.get(control, frozenset()) for control in node.controls]
-    if node.op in MERGES and each:
-        return frozenset.intersection(*each)
-    return frozenset().union(*each, *each_control)
-
-
-def _decides(value: Value) -> _Branch:
-    node = value.node
-    return frozenset(((node.inputs[1], value.index),)) if node.op in SWITCHES else frozenset()
 
 
 def tap(item: TrainingGraph, value: Value) -> Tap | None:
