@@ -175,7 +175,7 @@ class _StepFunction:
     @property
     def state(self) -> Any:
         """A tf.Module with the variables that rewriting has added, as residuals of compressors, for checkpoints."""
-        return self._mirrors.extra.module
+        return self._mirrors.state
 
     def _one(self, data: Any) -> Any:
         """Return the results of one batch; if evaluation or prediction cannot be distributed, by the model's step."""

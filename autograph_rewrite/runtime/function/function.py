@@ -153,7 +153,7 @@ class DistributedFunction(NotebookView):
     @property
     def state(self) -> Any:
         """A tf.Module with the variables that rewriting has added for each replica, as residuals of compressors."""
-        return self._mirrors.extra.module
+        return self._mirrors.state
 
     def average_variables(self) -> None:
         """With `local_sgd`, average the variables that replicas have trained by themselves; all workers call this.

@@ -39,7 +39,7 @@ class Mirrored:
         self._tf = tensorflow()
         self.handle = handle
         self.dtype = self._tf.as_dtype(dtype)
-        self.copies: dict[str, Any] = {}
+        self.copies: dict[Any, Any] = {}  # by device
         self.seen: Any = None
         self.served: Served | None = None  # where its value may be on a server
         self.alone = False
@@ -107,7 +107,7 @@ class Mirrors:
     """The mirrored variables of one distributed function or model, shared by all its traces.
 
     Attributes:
-        extra: the variables that rewriting has added.
+        state: a tf.Module with the variables that rewriting has added.
         held: counts the references to handles of variables.
         holder: the guard of the step that has run last.
     """
@@ -115,7 +115,7 @@ class Mirrors:
     def __init__(self) -> None:
         self._known: dict[int, Mirrored] = {}
         self._cut: dict[tuple[int, Shards], ShardedCopies] = {}
-        self.extra = ExtraState()
+        self.state = tensorflow().Module(name="state")
         self.held = Held()
         self.holder: MirrorGuard | None = None
 
@@ -165,26 +165,12 @@ def _bits(array: Array) -> Array:
 # A write in between is noticed as for mirrors, by the buffer that the variable has.
 
 
-class ShardedCopies:
-    """One variable, and the copies of its shards.
-
-    Attributes:
-        seen: the value that the user's variable got after the last step.
-        parts: number of tensors in its value after a step.
-        copies: the variables of the shards, by their devices.
-    """
+class ShardedCopies(Mirrored):
+    """One variable of the user, and the copies of its shards, by their devices."""
 
     def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None, shards: Shards) -> None:
-        self._tf = tensorflow()
-        self.handle = handle
-        self.dtype = self._tf.as_dtype(dtype)
-        self.shards = shards
-        self.seen: Any = None
-        self.alone = False  # copies of shards are equal
-        self.parts = shards.count
-        self.watchable = bool(shape) and self.dtype.is_numpy_compatible and "CPU" in handle.device
-        self.watchable = self.watchable and self.dtype != self._tf.string
-        self.copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
+        super().__init__(handle, dtype, shape)
+        self.shards, self.parts = shards, shards.count
 
     def copy_at(self, places: tuple[str, ...]) -> list[Any]:
         """Return the handles of the shards on some devices; make the shards if there are none."""
@@ -197,10 +183,6 @@ class ShardedCopies:
                         made.append(self._tf.Variable(part, trainable=False, dtype=self.dtype, name=name))
             self.copies[places] = tuple(made)
         return [shard.handle for shard in self.copies[places]]
-
-    def value(self) -> Any:
-        """Return the value of the user's variable."""
-        return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def held(self) -> list[Any]:
         """Return the values of the first replica's shards."""
@@ -254,9 +236,9 @@ class MirrorGuard:
         self._mirrors, whole, cut = mirrors, list(mirrored), list(sharded)
         self._rows = [StackRows(stack) for stack in stacks_of(whole)]
         small = {id(variable) for rows in self._rows for variable in rows.variables}
-        self.variables: tuple[Mirrored | ShardedCopies, ...] = (*whole, *cut)
+        self.variables: tuple[Mirrored, ...] = (*whole, *cut)
         self.single = tuple(v for v in whole if v.watchable and id(v) not in small)
-        self._told: tuple[Mirrored | ShardedCopies, ...] = (*self.single, *cut)
+        self._told: tuple[Mirrored, ...] = (*self.single, *cut)
         self._watched = tuple(v for v in self._told if v.watchable)
         self._unwatched = tuple(v for v in self.variables if not v.watchable)
         self._read = self._reader()
@@ -276,9 +258,9 @@ class MirrorGuard:
         stacks = [rows.variables for rows in self._rows]
         return [list(those) for _, those in groupby(stacks, key=lambda one: one[0].handle.device)]
 
-    def before(self) -> list[tuple[Mirrored | ShardedCopies, Any]]:
+    def before(self) -> list[tuple[Mirrored, Any]]:
         """Refresh and return the variables that were written since the last step; release all held values."""
-        written: list[tuple[Mirrored | ShardedCopies, Any]] = []
+        written: list[tuple[Mirrored, Any]] = []
         if self._read is not None:
             self._take_over()
             held, values = [mirrored.seen for mirrored in self._watched], self._read()
@@ -346,7 +328,7 @@ class MirrorGuard:
         self._know(variable for variable in self.variables if variable.alone)
 
     @staticmethod
-    def _know(variables: Iterable[Mirrored | ShardedCopies]) -> None:
+    def _know(variables: Iterable[Mirrored]) -> None:
         for variable in variables:
             variable.seen = variable.value()
 
@@ -444,29 +426,22 @@ class StackRows:
 # They are made when the function is first traced; a checkpoint that was restored before then sets their values.
 
 
-class ExtraState:
-    """The variables that all traces of one function or model share."""
-
-    def __init__(self) -> None:
-        self._tf = tensorflow()
-        self.module = self._tf.Module(name="state")
-
-    def of(self, variable: Variable, replica: int, device: str) -> Any:
-        """Return one replica's variable, new if there is none; replicas are counted over all processes."""
-        name = f"{variable.name}/replica_{replica}"
-        found = getattr(self.module, name, None)
-        if found is None:
-            with self._tf.init_scope(), self._tf.device(device):
-                zeros = self._tf.zeros(variable.shape, variable.dtype)
-                found = self._tf.Variable(zeros, trainable=False, name=variable.name)
-            setattr(self.module, name, found)
-        if (tuple(found.shape), found.dtype.name) != (variable.shape, variable.dtype):
-            raise GraphError(
-                f"'{variable.name}' is {found.dtype.name}{list(found.shape)} in one trace of the step and "
-                f"{variable.dtype}{list(variable.shape or ())} in another",
-                hint="trace the step once: pass specs to ar.distribute",
-            )
-        return found
+def added_to(state: Any, variable: Variable, replica: int, device: str) -> Any:
+    """Return one replica's variable in a tf.Module, new if there is none; replicas count over all processes."""
+    tf, name = tensorflow(), f"{variable.name}/replica_{replica}"
+    found = getattr(state, name, None)
+    if found is None:
+        with tf.init_scope(), tf.device(device):
+            zeros = tf.zeros(variable.shape, variable.dtype)
+            found = tf.Variable(zeros, trainable=False, name=variable.name)
+        setattr(state, name, found)
+    if (tuple(found.shape), found.dtype.name) != (variable.shape, variable.dtype):
+        raise GraphError(
+            f"'{variable.name}' is {found.dtype.name}{list(found.shape)} in one trace of the step and "
+            f"{variable.dtype}{list(variable.shape or ())} in another",
+            hint="trace the step once: pass specs to ar.distribute",
+        )
+    return found
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite import tf_private
@@ -236,21 +236,11 @@ def _subclass(base: Any) -> type:
 # Tables written between two steps: feeds that let a step look up rows only once worker 0 has written them.
 
 
-class TablesWritten:
-    """The flags of a session's tables whose rows are looked up on servers."""
-
-    def __init__(self, session: DistributedSession) -> None:
-        before, behind = f"{PREFIX}/", f"/{FLAG}"
-        self._flags = {
-            op.name[len(before) : -len(behind)]: op.outputs[0]
-            for op in session.graph.get_operations()
-            if op.name.startswith(before) and op.name.endswith(behind)
-        }
-
-    def feeds(self, written: Collection[str]) -> dict[Any, bool]:
-        """Return the feeds to add to the next step.
-
-        Args:
-            written: the names of the handles of variables that the program has written since the last step.
-        """
-        return {flag: handle in written for handle, flag in self._flags.items()}
+def table_flags(session: DistributedSession) -> dict[str, Any]:
+    """Return the tensors to feed with whether a table was written, by its handle, of tables looked up on servers."""
+    before, behind = f"{PREFIX}/", f"/{FLAG}"
+    return {
+        op.name[len(before) : -len(behind)]: op.outputs[0]
+        for op in session.graph.get_operations()
+        if op.name.startswith(before) and op.name.endswith(behind)
+    }

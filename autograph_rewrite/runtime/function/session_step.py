@@ -37,7 +37,7 @@ from autograph_rewrite.runtime.engine.native import Reader
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, is_apart
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, adopt, is_equal, is_same
-from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
+from autograph_rewrite.runtime.function.served_variables import Served, bring, served, table_flags
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
 from autograph_rewrite.runtime.job.digests import described, session_name, written_between
 from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, stay_for_others
@@ -206,7 +206,7 @@ class SessionVariables:
         self._lock = threading.RLock()
         self._runs, self._at_once = False, 1
         self.began = OthersBegan(session)
-        self._tables = TablesWritten(session)
+        self._flags = table_flags(session)
         self._written: set[str] = set()
         self._start()
 
@@ -310,7 +310,7 @@ class SessionVariables:
 
     def feeds(self) -> dict[Any, Any]:
         """Return the feeds to add to the next step: which others and writes it has to wait for."""
-        return self.began.feeds() | self._tables.feeds(self._written)
+        return self.began.feeds() | {flag: handle in self._written for handle, flag in self._flags.items()}
 
     def _changes(self, changed: dict[str, str]) -> dict[str, Any]:
         """Return the values that the session does not have, by name.

@@ -31,7 +31,7 @@ from autograph_rewrite.runtime.engine import native
 from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_refuse
 from autograph_rewrite.runtime.engine.native import ReadAfter, Stack, Stacked, run_steps
 from autograph_rewrite.runtime.engine.variable_copies import copies_of, instances_of
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors, adopt
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors, added_to, adopt
 from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.job import digests
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
@@ -573,7 +573,7 @@ class BoundCaptures:
         for variable, names in self._added:
             for replica, name in enumerate(names):
                 index = self._item.report.first_replica + replica
-                fixed[name] = self._mirrors.extra.of(variable, index, devices[replica]).handle
+                fixed[name] = added_to(self._mirrors.state, variable, index, devices[replica]).handle
         for sharded, copies in self._cut:
             for number, names in enumerate(copies):
                 places = sharded.shards.places(number, devices[number])
