@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
     StalenessBound,
     drain_stores,
 )
-from autograph_rewrite.runtime.engine.step_observers import StepObserver, observed, observers
+from autograph_rewrite.runtime.engine.step_observers import StepObserver, observers
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, instances_of, is_apart
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
@@ -40,7 +41,7 @@ from autograph_rewrite.runtime.job.job_memory import require_alike
 from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import counts
-from autograph_rewrite.training_graph import TrainingGraph, Variable
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph, Variable
 
 
 class DistributedSession:
@@ -159,16 +160,19 @@ class DistributedSession:
         given = {self._names.feed(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
         rows = self._loops.stacked(feeds) if self._loops is not None and self._loops.repeats(wanted) else ()
-        self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
+        sizes = self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()})
+        self.first.of_run(sizes, names)
+        examples = max(sizes.values(), default=0)
         if rows:
-            changed = {**(changed or {}), "the number of steps": str(len(feeds[rows[0]]))}
+            count = len(feeds[rows[0]])
+            changed, examples = {**(changed or {}), "the number of steps": str(count)}, examples * count
         feeds |= {**self._gates.feeds(wanted), **(besides or {})}
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)
         self._steps += 1
         try:
-            got = iter(self._run(wanted, feeds, options, changed or {}) if wanted or not found else ())
+            got = iter(self._run(wanted, examples, feeds, options, changed or {}) if wanted or not found else ())
         except self._tf.errors.OpError as error:
             if not isinstance(error, self._tf.errors.DeadlineExceededError):
                 raise
@@ -184,8 +188,12 @@ class DistributedSession:
         ]
         return self._tf.nest.pack_sequence_as(fetches, values)
 
-    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
-        """Run the step.
+    def _run(self, wanted: list[Any], examples: int, *given: Any) -> Any:
+        """Run the step, and report it to the observer if it updates variables.
+
+        Args:
+            examples: of all its steps.
+            *given: feeds, options and changes.
 
         Raises:
             ClusterError: a worker is missing, or was in an earlier run, or the inputs of the workers differ.
@@ -193,8 +201,9 @@ class DistributedSession:
         updates = not self._targets.isdisjoint(wanted)
         self._coordinator.before_step(updates=updates)
         try:
-            with observed(self.observer if updates else None, self.item, feeds):
-                got = self._run_steps(wanted, feeds, options, changed)
+            trace = RewrittenTrace(self.item, self.item)
+            with self.observer.step(trace, examples) if self.observer is not None and updates else nullcontext():
+                got = self._run_steps(wanted, *given)
         except self._tf.errors.OpError as error:
             self._coordinator.step_failed(error)
             raise
@@ -745,14 +754,14 @@ class _ElasticSession(DistributedSession):
         super().__init__(item, config, target)
         self._loop, self._name, self._begins = loop, loop.unique("a session"), True
 
-    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+    def _run(self, wanted: list[Any], *given: Any) -> Any:
         """Run the step; restore all variables from the snapshot before the first step that updates."""
         if self._targets.isdisjoint(wanted):
-            return super()._run(wanted, feeds, options, changed)
+            return super()._run(wanted, *given)
         self._loop.before(self._name, self.read_variables)
         if self._begins:
             self._begins = False
             self.write_variables(self._loop.values(self._name, self.item.variables))
-        got = super()._run(wanted, feeds, options, changed)
+        got = super()._run(wanted, *given)
         self._loop.after(self._name)
         return got

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from autograph_rewrite.runtime.job import progress, stop
-from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+from autograph_rewrite.training_graph import RewrittenTrace
 
 PROFILE = "AUTOGRAPH_REWRITE_PROFILE"
 """The environment variable that asks for a profile."""
@@ -27,21 +25,6 @@ class StepObserver(Protocol):
             trace: the graph that runs, and its original where that is known.
             examples: in this process's part of the batch; None: unknown.
         """
-
-
-def observed(
-    observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
-) -> AbstractContextManager[None]:
-    """Return a context in which a session runs one step."""
-    if observer is None:
-        return nullcontext()
-    sizes = []
-    for one in item.inputs.values():
-        if one.tensor in feeds and one.batch_axis is not None:
-            shape = np.shape(feeds[one.tensor])
-            several = one.shape is not None and len(shape) > len(one.shape)  # a row for each of several steps
-            sizes.append(shape[0] * shape[one.batch_axis + 1] if several else shape[one.batch_axis])
-    return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
 
 
 @dataclass(frozen=True)
