@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-Kind = TypeVar("Kind")
 Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
 LIBRARIES = ("keras", "tf_keras")
@@ -32,12 +31,6 @@ def library_of(model: Any) -> Any:
 def is_legacy(model: Any) -> bool:
     """Return whether a model is one of tf_keras."""
     return bool(library_of(model).__name__ == "tf_keras")
-
-
-def as_callback(kind: type[Kind], model: Any) -> Callable[..., Kind]:
-    """Return a subclass of `kind` that is a callback for a model's `fit`."""
-    made: Callable[..., Kind] = type(kind.__name__, (kind, library_of(model).callbacks.Callback), {})
-    return made
 
 
 def wraps(method: Callable[..., Any]) -> Callable[[Wrapper], Wrapper]:

@@ -51,10 +51,9 @@ def average_variables(given: Any) -> None:
     if isinstance(given, DistributedSession):
         given.average_variables()
     elif is_model(given):
-        from autograph_rewrite.runtime.keras_model import functions_of
+        from autograph_rewrite.runtime.keras_model import average
 
-        for function in functions_of(given):
-            function.average_variables()
+        average(given)
     else:
         for _, one in _objects(given):
             if isinstance(one, DistributedFunction):

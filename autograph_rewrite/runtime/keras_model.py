@@ -20,7 +20,7 @@ from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.load.functions import from_concrete, trace
-from autograph_rewrite.load.keras_library import as_callback, callbacks_of, count_steps, is_legacy, strategy_of, wraps
+from autograph_rewrite.load.keras_library import callbacks_of, count_steps, is_legacy, library_of, strategy_of, wraps
 from autograph_rewrite.load.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
@@ -518,7 +518,8 @@ def average_in_fit(model: Any) -> None:
         object.__setattr__(model, name, _averaged(model, getattr(model, name)))
 
 
-def _average(model: Any) -> None:
+def average(model: Any) -> None:
+    """Average the variables that the replicas of a distributed model have trained by themselves."""
     for function in functions_of(model):
         function.average_variables()
 
@@ -527,7 +528,7 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         if tensorflow().executing_eagerly():  # not while a step is traced, which may call these methods, too
-            _average(model)
+            average(model)
         return method(*args, **kwargs)
 
     return called
@@ -536,19 +537,10 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        class AveragesAtEpochs:
-            """Averages at the end of each epoch."""
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                """Average before the later callbacks are called."""
-                _average(model)
-
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        call.arguments["callbacks"] = [
-            as_callback(AveragesAtEpochs, model)(),
-            *callbacks_of(call.arguments.get("callbacks")),
-        ]
+        averages = library_of(model).callbacks.LambdaCallback(on_epoch_end=lambda *_: average(model))
+        call.arguments["callbacks"] = [averages, *callbacks_of(call.arguments.get("callbacks"))]
         return fit(*call.args, **call.kwargs)
 
     return fitted
