@@ -224,6 +224,7 @@ def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph 
 
 
 def _ordered(item: TrainingGraph, graph: Graph) -> TrainingGraph:
+    """Return an item with a smaller graph, pruned, whose accesses to variables keep their order."""
     smaller = pruned(replace(item, source=graph))
     keep_order(item.graph, graph)
     return smaller
@@ -292,9 +293,7 @@ def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> Trai
         for user in node.control_users:
             user.remove_control(node)
     outputs = {name: one for name, one in item.outputs.items() if one.tensor.partition(":")[0] not in dropped}
-    smaller = pruned(replace(item, source=graph, inputs=inputs, outputs=outputs))
-    keep_order(item.graph, graph)
-    return smaller
+    return _ordered(replace(item, inputs=inputs, outputs=outputs), graph)
 
 
 def keep_order(before: Graph, after: Graph) -> None:

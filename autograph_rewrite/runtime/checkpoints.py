@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
 from autograph_rewrite.errors import CheckpointError, ClusterError, ConfigError, GraphError
@@ -270,7 +271,7 @@ def _require_fitting(
     missing = sorted(target.common.keys() - values.keys())
     if missing:
         raise CheckpointError(
-            f"the checkpoint {folder} does not have {_some(missing)}, which the program does",
+            f"the checkpoint {folder} does not have {few(list(map(repr, missing)), 3)}, which the program does",
             hint="restore what was saved: of a part, that of tf.train.Checkpoint(net=net)",
         )
     for name in target.common:
@@ -280,15 +281,10 @@ def _require_fitting(
     unread = sorted(name for name in written if name not in values and target.holds(name))
     if unread:
         raise CheckpointError(
-            f"the program does not have {_some(unread)}, which the checkpoint {folder} does",
+            f"the program does not have {few(list(map(repr, unread)), 3)}, which the checkpoint {folder} does",
             hint="make all variables before they are restored: optimizer.build(model.trainable_variables), "
             "or one call of what makes them at its first",
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{name}'" for name in names[:3]) + more
 
 
 # All workers write one checkpoint while the steps go on: files say which workers are done, so that no step waits.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autograph_rewrite.cluster.membership import Membership, with_local_devices
+from autograph_rewrite.cluster.membership import with_local_devices
 from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
@@ -141,6 +141,9 @@ class Rewriter:
 
     Attributes:
         devices: one per replica of this process.
+        given: the configuration or plan.
+        member: the membership of this process; None where it is the only one.
+        steps_per_run: how many steps a call or run does at most.
     """
 
     def __init__(self, config: ConfigLike | Plan | None) -> None:
@@ -150,10 +153,12 @@ class Rewriter:
             join(job.member)
             be_patient(job.member, job.given.timeout_seconds)
         keep_steps(job.config.snapshot_steps if job.config is not None else None)
-        require_alike(trains_alone=self.given.local_sgd is not None)
+        require_alike(trains_alone=job.given.local_sgd is not None)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
-        given = self._job.given
+        self.member, self.given = job.member, self._job.given
+        given = self.given
+        self.steps_per_run = max(1, given.steps_per_run)
         if isinstance(given, Plan):
             self.devices = self._devices_of(given)
         else:
@@ -166,21 +171,6 @@ class Rewriter:
         return (needed_devices if plan.is_driven else run_devices)(plan, self._job.task)
 
     @property
-    def member(self) -> Membership | None:
-        """The membership of this process; None where it is the only one."""
-        return self._job.member
-
-    @property
-    def steps_per_run(self) -> int:
-        """How many steps a call or run does at most."""
-        return max(1, self.given.steps_per_run)
-
-    @property
-    def given(self) -> Config | Plan:
-        """The configuration or plan."""
-        return self._job.given
-
-    @property
     def snapshot_steps(self) -> int:
         """How many steps there are from one snapshot of an elastic job to the next."""
         config = self._job.config
@@ -191,7 +181,7 @@ class Rewriter:
         if self.member is None:
             return None
         self._is_of_model_in_job = True
-        given = self._job.given
+        given = self.given
         splits = isinstance(given, Plan) or given.input == "global"
         whole = ("train",) if given.is_driven else ()
         return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
@@ -209,7 +199,7 @@ class Rewriter:
         """
         with no_garbage_collection():
             flat = normalise_original(item)
-            plan = request(flat, self._job.given)
+            plan = request(flat, self.given)
             if bucket_order:
                 notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # a plan's given edges keep their buckets
                 plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)

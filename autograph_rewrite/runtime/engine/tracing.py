@@ -11,7 +11,7 @@ import socket
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -199,10 +199,7 @@ class RequestedProfile:
             self._tracer.start()
             atexit.register(self._write)
         self._seen += 1
-        if self._tracer is None:
-            yield
-            return
-        with self._tracer.step(trace, examples):
+        with self._tracer.step(trace, examples) if self._tracer is not None else nullcontext():
             yield
         if self._seen == self._request["skip"] + self._request["steps"]:
             self._write()

@@ -23,7 +23,7 @@ from typing import Any
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
+from autograph_rewrite.runtime.job.digests import StepAccount, difference, disagreement
 from autograph_rewrite.runtime.job.exchanges import Array, Flags, put
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
 from autograph_rewrite.runtime.job.tf_server import counts
@@ -174,8 +174,9 @@ class Workers(Coordinator):
 
     def require_equal(self, account: StepAccount, table: Array) -> None:
         """Compare the inputs of the workers in a step."""
-        if not agree(table):
-            problem = disagreement(self._member, account, self.watchdog.seconds, table[:, 1:])
+        digests = table[:, 1:]
+        if (digests != digests[0]).any():
+            problem = disagreement(self._member, account, self.watchdog.seconds, digests)
             self.step_failed(problem)
             raise problem
 

@@ -47,11 +47,6 @@ def digest_of(given: Mapping[str, str]) -> Array:
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=4 * DIGEST).digest(), np.int32)
 
 
-def agree(table: Array) -> bool:
-    """Return whether the rows of all workers, a size and a digest each, have the same digest."""
-    return bool((table[:, 1:] == table[0, 1:]).all())
-
-
 def described(value: Any) -> str:
     """Return a text that differs where type, shape or contents do."""
     array = np.asarray(value)
