@@ -23,7 +23,6 @@ from autograph_rewrite.check.values import (
     FirstRefusal,
     PassState,
     PlainStates,
-    Tap,
     has_value,
     tap,
     values_of_step,
@@ -45,6 +44,7 @@ from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.passes.base.pass_manager import Observer, failed_pass
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.runtime.engine.variable_copies import instances_of
 from autograph_rewrite.training_graph import TrainingGraph
 
 
@@ -541,13 +541,11 @@ def is_explained(
 
 def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]:
     """Return the nodes of a graph that are instances of an original node."""
-    found = None
-    if any(has_value(value) for value in node.outputs):
-        value = next(value for value in node.outputs if has_value(value))
-        found = tap(item, value)
+    value = next((value for value in node.outputs if has_value(value)), None)
+    found = tap(item, value) if value is not None else None
     names = tuple(one.rpartition(":")[0] for one in found.view.tensors) if found is not None else ()
     if not names:
-        names = (item.layout.instances(node.name) if item.layout is not None else ()) or (node.name,)
+        names = instances_of(item, node.name)
     return tuple(name for name in dict.fromkeys(names) if name in graph.nodes)
 
 
@@ -629,7 +627,7 @@ class SideBySide:
                 except right.failures as error:  # the original fails if a value does not exist in this step
                     return WrongStep(number, starts, expected, {}, {}, failed=side_by_side.first_line(error))
                 seen = [(one, [next(got) for _ in one.view.tensors]) for one in taps]
-                errors = {one.name: _error(one, arrays, expected[one.name], self.allowed) for one, arrays in seen}
+                errors = {one.name: one.deviation(arrays, expected[one.name], self.allowed) for one, arrays in seen}
                 step = self._judged(number, starts, expected, errors, self._variables(left, right))
                 if step.variables or step.outputs:
                     return step
@@ -700,11 +698,3 @@ class SideBySide:
                 trainee.write(values)
                 got = trainee.observe(self.training.feeds_of(number), tensors if number == len(starts) - 1 else ())
             return got, {name: copies[0] for name, copies in trainee.read()}
-
-
-def _error(one: Tap, arrays: Sequence[Array], expected: Array, allowed: side_by_side.Tolerance) -> Deviation:
-    """Return the deviation of the combined instances; infinite if they cannot be combined."""
-    try:
-        return one.deviation(arrays, expected, allowed)
-    except ValueError as error:
-        return Deviation(float("inf"), 0.0, side_by_side.first_line(error))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.check.report import Array, Deviation
-from autograph_rewrite.check.side_by_side import Tolerance
+from autograph_rewrite.check.side_by_side import Tolerance, first_line
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
@@ -45,11 +45,16 @@ class Tap(NamedTuple):
     def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
         """Return the error of the combined instances; of replicated instances, the largest error.
 
+        It is infinite if they cannot be combined.
+
         Args:
             got: of the instances, in order.
         """
         if self.view.placement.differs or any(placement.differs for placement, _ in self.view.joins):
-            got = [assemble(self.view, got)]
+            try:
+                got = [assemble(self.view, got)]
+            except ValueError as error:
+                return Deviation(float("inf"), 0.0, first_line(error))
         found = [allowed.deviation(one, expected) for one in got]
         return max(found, key=lambda one: one.error)
 

@@ -81,6 +81,11 @@ class CheckpointManager:
         self._seconds = given.timeout_seconds
         self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
         self.folder = CheckpointFolder(Path(folder))
+        self._names, self._task = ["this process"], 0
+        if self._member is not None:
+            self._task = self._member.task
+            self._names = [name_of("worker", task, address) for task, address in enumerate(self._member.workers)]
+        self._is_first = self._task == 0
         self._token, self._saves = self._agreed(), 0
         self._thread = ThreadPoolExecutor(1, "checkpoint", be_patient)
         self._running: Future[None] | None = None
@@ -95,20 +100,6 @@ class CheckpointManager:
         if self._is_first:
             self.folder.sweep()
         return session_name(self._member, self._seconds) if self._member is not None else "alone"
-
-    @property
-    def _is_first(self) -> bool:
-        return self._member is None or self._member.is_chief
-
-    @property
-    def _task(self) -> int:
-        return self._member.task if self._member is not None else 0
-
-    @property
-    def _names(self) -> list[str]:
-        if self._member is None:
-            return ["this process"]
-        return [name_of("worker", task, address) for task, address in enumerate(self._member.workers)]
 
     def __enter__(self) -> CheckpointManager:
         return self

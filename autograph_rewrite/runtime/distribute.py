@@ -144,6 +144,7 @@ class Rewriter:
         given: the configuration or plan.
         member: the membership of this process; None where it is the only one.
         steps_per_run: how many steps a call or run does at most.
+        snapshot_steps: how many steps there are from one snapshot of an elastic job to the next.
     """
 
     def __init__(self, config: ConfigLike | Plan | None) -> None:
@@ -159,6 +160,7 @@ class Rewriter:
         self.member, self.given = job.member, self._job.given
         given = self.given
         self.steps_per_run = max(1, given.steps_per_run)
+        self.snapshot_steps = (job.config if job.config is not None else Config()).snapshot_steps
         if isinstance(given, Plan):
             self.devices = self._devices_of(given)
         else:
@@ -169,12 +171,6 @@ class Rewriter:
 
     def _devices_of(self, plan: Plan) -> tuple[str, ...]:
         return (needed_devices if plan.is_driven else run_devices)(plan, self._job.task)
-
-    @property
-    def snapshot_steps(self) -> int:
-        """How many steps there are from one snapshot of an elastic job to the next."""
-        config = self._job.config
-        return (config if config is not None else Config()).snapshot_steps
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return the worker's side of a distributed model's job; None where there is only one process."""

@@ -12,6 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
@@ -317,7 +318,7 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        with Stop.here().one_step(self, counts=self._trains):
+        with Stop.here().one_step(self) if self._trains else nullcontext():
             outputs, count = None, int(self._model.steps_per_execution)
             if count == 1 or not self._trains or self._job is not None:
                 for data in islice(iterator, count):

@@ -5,7 +5,7 @@ w on 2 devices, each copy in 3 shards    (w/part_0 w/part_1 w/part_2), (replica_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autograph_rewrite.requires import tensorflow
@@ -47,13 +47,10 @@ class Copy:
 
     def read(self) -> Any:
         """Return a tensor with the value."""
-        raw, parts = self._tf.raw_ops, []
-        for handle in self.handles:
-            with self._graph.device(handle.device):
-                if handle.dtype != self._tf.resource:  # a legacy variable
-                    parts.append(raw.Identity(input=handle))
-                else:
-                    parts.append(raw.ReadVariableOp(resource=handle, dtype=self._dtype))
+        raw = self._tf.raw_ops
+        parts = self._of_each(
+            lambda handle: raw.ReadVariableOp(resource=handle, dtype=self._dtype), lambda ref: raw.Identity(input=ref)
+        )
         if self._shards is None:
             return parts[0]
         with self._graph.device(self.handles[0].device):
@@ -79,14 +76,19 @@ class Copy:
 
     def is_initialized(self) -> Any:
         """Return a tensor that says whether the variable, with all its shards, has a value."""
-        raw, found = self._tf.raw_ops, []
+        raw = self._tf.raw_ops
+        found = self._of_each(
+            lambda handle: raw.VarIsInitializedOp(resource=handle), lambda ref: raw.IsVariableInitialized(ref=ref)
+        )
+        return found[0] if len(found) == 1 else self._tf.reduce_all(self._tf.stack(found))
+
+    def _of_each(self, of_resource: Callable[[Any], Any], of_reference: Callable[[Any], Any]) -> list[Any]:
+        """Return what an op gives for each handle, on its device; a legacy variable has a reference."""
+        found = []
         for handle in self.handles:
             with self._graph.device(handle.device):
-                if handle.dtype != self._tf.resource:
-                    found.append(raw.IsVariableInitialized(ref=handle))
-                else:
-                    found.append(raw.VarIsInitializedOp(resource=handle))
-        return found[0] if len(found) == 1 else self._tf.reduce_all(self._tf.stack(found))
+                found.append((of_resource if handle.dtype == self._tf.resource else of_reference)(handle))
+        return found
 
 
 # Cut the value of a variable into its shards, and join them, with TensorFlow's ops.

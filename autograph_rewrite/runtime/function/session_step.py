@@ -236,10 +236,14 @@ class SessionVariables:
         handles = list(copies_of(self._item, variable))
         if any(piece.name in self._item.report.homes for piece in pieces_of(variable)):
             handles = [*(handles if self._is_chief else ()), tuple(map(proxy_of, handles[0]))]
+        return self._there(handles, variable)
+
+    def _there(self, copies: Iterable[Sequence[str]], variable: Variable) -> list[Copy]:
+        """Return those copies of a variable that this process reads."""
         found = []
-        for one in handles:
-            with suppress(KeyError):  # this process does not read it
-                found.append(Copy(self._session.graph, one, variable))
+        for handles in copies:
+            with suppress(KeyError):
+                found.append(Copy(self._session.graph, handles, variable))
         return found
 
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
@@ -249,15 +253,13 @@ class SessionVariables:
             return source, [copy.write(source) for copy in self._copies(variable)]
 
     def _read_from(self, name: str) -> Copy | None:
-        """Return the copy from which a variable is read: that on this worker, if there is one."""
-        item, graph, variable = self._item, self._session.graph, self._item.variables[name]
+        """Return the copy from which a variable is read, that on this worker if there is one; None: the step has no use."""
+        item, variable = self._item, self._item.variables[name]
         if variable.shards is not None:
-            return Copy(graph, copies_of(item, variable)[0], variable)
+            return Copy(self._session.graph, copies_of(item, variable)[0], variable)
         own = [proxy_of(variable.handle)] if name in item.report.homes else []
-        for handle in (*own, *item.layout.instances(variable.handle)[:1]):
-            with suppress(KeyError):  # this process does not read it
-                return Copy(graph, (handle,), variable)
-        return None  # the step does not use it
+        handles = (*own, *item.layout.instances(variable.handle)[:1])
+        return next(iter(self._there([(handle,) for handle in handles], variable)), None)
 
     def _readers(self, done: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         """Return a tensor for each variable that reads it once operations are done."""
@@ -421,10 +423,8 @@ class OthersBegan:
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
         self._has_waited = False
-        ops = (
-            op for op in session.graph.get_operations() if op.type == _TAKE and op.name.startswith(f"{turns.PREFIX}/")
-        )
-        found = next((op for op in ops if PASS_ATTR in op.node_def.attr), None)
+        takes = (op for op in session.graph.get_operations() if op.type == _TAKE and PASS_ATTR in op.node_def.attr)
+        found = next((op for op in takes if op.name.startswith(f"{turns.PREFIX}/")), None)
         self._count, self._take = None, None
         if found is None:
             return

@@ -90,19 +90,13 @@ class Stop:
         self._leader = None
 
     @contextmanager
-    def one_step(self, who: object, *, counts: bool = True) -> Iterator[None]:
+    def one_step(self, who: object) -> Iterator[None]:
         """Let all calls in this context count as one step, or stop before it.
-
-        Args:
-            counts: whether this is a step of a loop; else this does nothing.
 
         Raises:
             Preempted: as `step`.
             KeyboardInterrupt: the same.
         """
-        if not counts:
-            yield
-            return
         if self._is_armed and self._leads(who):
             self._pass()
         self._block = _Block(who, is_begun=self._is_armed)
