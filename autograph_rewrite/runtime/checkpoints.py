@@ -81,10 +81,8 @@ class CheckpointManager:
         self._seconds = given.timeout_seconds
         self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
         self.folder = CheckpointFolder(Path(folder))
-        self._names, self._task = ["this process"], 0
-        if self._member is not None:
-            self._task = self._member.task
-            self._names = [name_of("worker", task, address) for task, address in enumerate(self._member.workers)]
+        workers, self._task = (self._member.workers, self._member.task) if self._member is not None else ((), 0)
+        self._names = [name_of("worker", task, a) for task, a in enumerate(workers)] or ["this process"]
         self._is_first = self._task == 0
         self._token, self._saves = self._agreed(), 0
         self._thread = ThreadPoolExecutor(1, "checkpoint", be_patient)
