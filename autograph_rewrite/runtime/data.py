@@ -422,15 +422,19 @@ def rows(batch: Any, workers: int, task: int) -> Any:
 
 def _rows(leaf: Any, workers: int, task: int) -> Any:
     tf = tensorflow()
-    if isinstance(leaf, tf.SparseTensor):
-        begin, end = _limits(_size(leaf), workers, task)
-        first = tf.concat([[begin], tf.zeros_like(leaf.dense_shape[1:])], 0)
-        return tf.sparse.slice(leaf, first, tf.concat([[end - begin], leaf.dense_shape[1:]], 0))
-    if not isinstance(leaf, tf.RaggedTensor) and leaf.shape[0] is not None:
-        ends = bounds(leaf.shape[0], workers)
-        return leaf[ends[task] : ends[task + 1]]
-    begin, end = _limits(_size(leaf), workers, task)
-    return leaf[begin:end]
+    if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) or leaf.shape[0] is None:
+        return _between(leaf, *_limits(_size(leaf), workers, task))
+    ends = bounds(leaf.shape[0], workers)
+    return leaf[ends[task] : ends[task + 1]]
+
+
+def _between(leaf: Any, begin: Any, end: Any) -> Any:
+    """Return the rows of a tensor from `begin` to `end`."""
+    tf = tensorflow()
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[begin:end]
+    others = leaf.dense_shape[1:]
+    return tf.sparse.slice(leaf, tf.concat([[begin], tf.zeros_like(others)], 0), tf.concat([[end - begin], others], 0))
 
 
 def _size(leaf: Any) -> Any:
@@ -447,14 +451,6 @@ def _limits(size: Any, workers: int, task: int) -> tuple[Any, Any]:
         block_begin(np.int64(at), each, more, lambda op, a, b: getattr(raw, op)(x=a, y=b)) for at in (task, task + 1)
     )
     return begin, end
-
-
-def empty(leaf: Any) -> Any:
-    """Return a part of a batch without its rows."""
-    tf = tensorflow()
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.sparse.slice(leaf, tf.zeros_like(leaf.dense_shape), tf.concat([[0], leaf.dense_shape[1:]], 0))
-    return leaf[:0]
 
 
 def lengths(batch: Any, spec: Any) -> list[int]:
@@ -496,7 +492,7 @@ def _none(spec: Any, known: Iterator[int], last: Any) -> Any:
     tf = tensorflow()
     is_ragged = isinstance(spec, tf.RaggedTensorSpec)
     if last is not None and (is_ragged or spec.shape.rank is None):
-        return empty(last)
+        return _between(last, 0, 0)
     if is_ragged:
         inner = (
             spec.flat_values_spec.shape[1:] if spec.flat_values_spec is not None else spec.shape[spec.ragged_rank + 1 :]

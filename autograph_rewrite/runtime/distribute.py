@@ -100,7 +100,7 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
             )
         seed(memory)
     job = rewriter.keras_job(batch_inputs)
-    model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
+    model = distribute_keras(model, rewriter, batch_inputs, job, rewriter.steps_per_run)
     if rewriter.given.local_sgd is not None:
         average_in_fit(model)
     if memory is not None:

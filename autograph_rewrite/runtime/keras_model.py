@@ -38,11 +38,7 @@ _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predi
 
 
 def distribute_keras(
-    model: Any,
-    rewrite: Rewrite,
-    batch_inputs: Mapping[str, int | None] | None = None,
-    job: KerasJob | None = None,
-    steps: int = 1,
+    model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None, job: KerasJob | None, steps: int
 ) -> Any:
     """Make a compiled model train, test and predict over all replicas.
 

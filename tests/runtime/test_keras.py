@@ -408,7 +408,7 @@ def test_what_cannot_be_distributed_besides_training_runs_as_it_is_and_says_so()
         raise ar.PassError("not this one")
 
     x, y = data(9)
-    one, many = classifier(), distribute_keras(classifier(), refuse)
+    one, many = classifier(), distribute_keras(classifier(), refuse, None, None, steps=1)
     with pytest.warns(UserWarning, match="evaluate runs on one device: not this one"):
         assert_same(one.evaluate(x, y, verbose=0), many.evaluate(x, y, verbose=0))
     with pytest.warns(UserWarning, match="predict runs on one device: not this one"):

@@ -217,14 +217,7 @@ class ChiefDrivenSession:
     """
 
     def __init__(
-        self,
-        session: Any,
-        relay: Relay,
-        member: Membership,
-        seconds: float,
-        *,
-        all_read: bool = False,
-        free: Sequence[Any] = (),
+        self, session: Any, relay: Relay, member: Membership, seconds: float, *, all_read: bool, free: Sequence[Any]
     ) -> None:
         self._tf = tensorflow()
         self._beside = Beside(member, seconds)

@@ -253,7 +253,7 @@ class SessionVariables:
             return source, [copy.write(source) for copy in self._copies(variable)]
 
     def _read_from(self, name: str) -> Copy | None:
-        """Return the copy from which a variable is read, that on this worker if there is one; None: the step has no use."""
+        """Return the copy from which a variable is read, that on this worker if there is one; None: it is not used."""
         item, variable = self._item, self._item.variables[name]
         if variable.shards is not None:
             return Copy(self._session.graph, copies_of(item, variable)[0], variable)

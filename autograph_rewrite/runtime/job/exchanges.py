@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,29 +40,24 @@ NUMBERS = 2**24
 WRITE = "write variables whose shards they hold"
 
 
+@dataclass(frozen=True)
 class Rendezvous:
     """Exchanges of one job. All workers must make the same ones in the same order.
 
-    Args:
+    Attributes:
+        seconds: how long to wait for the others.
         numbers: counts its exchanges, equally on all workers; None: the counter of exchanges outside of a step.
     """
 
-    def __init__(
-        self,
-        member: Membership,
-        seconds: float,
-        *,
-        group: int = FIRST_KEY,
-        numbers: Iterator[int] | None = None,
-        tells: bool = True,
-    ) -> None:
-        self._member, self._seconds = member, seconds
-        self._group, self._numbers, self._tells = group, numbers, tells
+    member: Membership
+    seconds: float
+    group: int = FIRST_KEY
+    numbers: Iterator[int] | None = None
+    tells: bool = True
 
     def _exchange(self, like: Array) -> RepeatedSum:
-        numbers = self._numbers if self._numbers is not None else counts().exchanges
-        key = FIRST_KEY + next(numbers)
-        return RepeatedSum(self._member, self._seconds, like, self._group, key, tells=self._tells)
+        key = FIRST_KEY + next(self.numbers or counts().exchanges)
+        return RepeatedSum(self.member, self.seconds, like, self.group, key, tells=self.tells)
 
     def add_up(self, value: Array, what: str) -> Array:
         """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
@@ -82,7 +78,7 @@ class Rendezvous:
 
     def rows(self, value: Array, what: str) -> Array:
         """Return the workers' arrays, of equal shape, stacked in their order."""
-        return self.add_up(table_of(self._member, value), what)
+        return self.add_up(table_of(self.member, value), what)
 
     def texts(self, text: str, what: str) -> list[str]:
         """Return the texts of all workers."""
@@ -124,7 +120,7 @@ class Rendezvous:
             flat = np.concatenate([result[i].reshape(-1) for i in positions])
             bits = flat.view(np.uint8)
             bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # a sum of integers keeps every bit
-            chosen = bits if self._member.is_chief else np.zeros_like(bits)
+            chosen = bits if self.member.is_chief else np.zeros_like(bits)
             pieces = [self.add_up(chosen[i : i + NUMBERS], what) for i in range(0, chosen.size, NUMBERS)]
             shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
             at = 0
