@@ -9,6 +9,7 @@ Where neither the certificate nor these graphs show the pass, the provenance of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +38,7 @@ from autograph_rewrite.ir.claims import OWN, Claims
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.traversal import ancestors, reachable, topological_order
 from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.notebook import NotebookView
@@ -224,18 +225,8 @@ class FirstDivergence:
 
     def nodes(self) -> list[Node]:
         """Return the original nodes at which differences begin, in the order in which a step runs them."""
-        firsts: dict[Node, None] = {}
-        seen: set[Node] = set()
-        pending = list(dict.fromkeys(self._wrong()))
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            wrong = self._wrong_before(node)
-            pending += wrong
-            if not wrong:
-                firsts[node] = None
+        wrong_before = functools.cache(self._wrong_before)
+        firsts = (node for node in reachable(self._wrong(), wrong_before) if not wrong_before(node))
         return sorted(firsts, key=lambda node: self._order[node])
 
     def _wrong(self) -> Iterator[Node]:

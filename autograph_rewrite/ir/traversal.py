@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, has
+
+T = TypeVar("T", bound=Hashable)
 
 
 def dependencies(node: Node) -> list[Node]:
@@ -116,6 +119,18 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
             mask |= before.get(producer, 0) | marks.get(producer, 0)
         before[node] = mask
     return before
+
+
+def reachable(roots: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """Return the roots and all that follows them; `following` returns what follows one directly."""
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        for one in following(stack.pop()):
+            if one not in seen:
+                seen.add(one)
+                stack.append(one)
+    return seen
 
 
 def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:

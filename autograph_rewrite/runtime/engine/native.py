@@ -23,6 +23,7 @@ from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.dtypes import RESOURCE, VARIANT
@@ -451,18 +452,7 @@ def _split(tensor: str) -> tuple[str, int]:
 
 def _needed(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
     """Return the names of the roots and of all nodes that they depend on."""
-    found: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for text in nodes[name].inputs:
-            producer = text[1:] if text[0] == "^" else text.partition(":")[0]
-            if producer not in found:
-                pending.append(producer)
-    return found
+    return reachable(roots, lambda name: [text.removeprefix("^").partition(":")[0] for text in nodes[name].inputs])
 
 
 class _Writer:

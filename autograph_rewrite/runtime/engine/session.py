@@ -16,6 +16,7 @@ import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.passes.base.instance_order import GATE
@@ -35,7 +36,7 @@ from autograph_rewrite.runtime.engine.step_observers import StepObserver, observ
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, instances_of, is_apart
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
-from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
+from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, producers, require_consensus
 from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, abandon, replica_means
 from autograph_rewrite.runtime.job.job_memory import require_alike
 from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
@@ -389,14 +390,8 @@ class GateFeeds:
     def _trains(self, root: Any) -> bool:
         """Return whether an operation depends on one that trains, by any path without a gate."""
         if root.name not in self._known:
-            seen, pending = {root.name}, [root]
-            while pending and pending[-1].name not in self._targets:
-                op = pending.pop()
-                producers = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-                found = {p.name: p for p in producers if p.name not in seen and p.name not in self._names}
-                seen.update(found)
-                pending.extend(found.values())
-            self._known[root.name] = bool(pending)
+            needed = reachable([root], lambda op: [one for one in producers(op) if one.name not in self._names])
+            self._known[root.name] = any(op.name in self._targets for op in needed)
         return self._known[root.name]
 
 

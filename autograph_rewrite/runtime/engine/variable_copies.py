@@ -98,11 +98,9 @@ def cut(shards: Shards, value: Any) -> list[Any]:
     """Return the shards of a tensor."""
     tf = tensorflow()
 
-    def split(part: Any, sizes: tuple[int, ...], axis: int) -> Sequence[Any]:
-        found: Sequence[Any] = tf.raw_ops.SplitV(
-            value=part, size_splits=tf.constant(sizes, tf.int64), axis=axis, num_split=len(sizes)
-        )
-        return found
+    def split(part: Any, sizes: tuple[int, ...], axis: int) -> Any:
+        counts = tf.constant(sizes, tf.int64)
+        return tf.raw_ops.SplitV(value=part, size_splits=counts, axis=axis, num_split=len(sizes))
 
     return shards.cut(value, split)
 

@@ -25,6 +25,7 @@ import numpy as np
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, RewriteError
 from autograph_rewrite.ir.graph import PASS_ATTR
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.batch_split import DIGEST
@@ -187,15 +188,12 @@ class SessionDigest:
 
 def ancestors(roots: Iterable[Any]) -> set[Any]:
     """Return operations and all operations that they depend on."""
-    seen = set(roots)
-    pending = list(seen)
-    while pending:
-        op = pending.pop()
-        for producer in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if producer not in seen:
-                seen.add(producer)
-                pending.append(producer)
-    return seen
+    return reachable(roots, producers)
+
+
+def producers(op: Any) -> list[Any]:
+    """Return the operations that an operation depends on directly."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
 def _meets(op: Any) -> bool:
