@@ -133,7 +133,7 @@ class Arguments:
         return self._tf.TensorSpec(leaf.shape, leaf.dtype)
 
     def cast(self, given: Any, spec: Any) -> Any:
-        """Return an argument converted for a trace with `spec`: Python numbers, lists and arrays become tensors.
+        """Return arguments converted for a trace with `spec`: Python numbers, lists and arrays become tensors.
 
         A value that does not fit is returned unchanged; its type and shape are refused later.
         """

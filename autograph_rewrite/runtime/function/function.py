@@ -174,7 +174,7 @@ class DistributedFunction(NotebookView):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._arguments.bind(args, kwargs)
         if self._specs is not None:
-            args, kwargs = self._cast(args, kwargs, *self._specs)
+            args, kwargs = self._arguments.cast((args, kwargs), self._specs)
         flat = self._arguments.flatten(args, kwargs)
         rows: list[bool] = []
         if self._steps > 1:
@@ -210,16 +210,6 @@ class DistributedFunction(NotebookView):
             examples = (examples or 0) * int(tensors[rows.index(True)].shape[0])
         with self.observer.step(what, examples):
             return traced.pack(traced.step(tensors, rows))
-
-    def _cast(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments converted for the only trace."""
-        if len(args) != len(specs) or kwargs.keys() != named.keys():
-            return args, kwargs
-        cast = self._arguments.cast
-        positional = tuple(cast(given, spec) for given, spec in zip(args, specs, strict=True))
-        return positional, {name: cast(kwargs[name], named[name]) for name in kwargs}
 
     def _tensors(self, flat: Flat) -> list[Any]:
         """Return the values, with iterators, sparse and ragged tensors expanded to their tensors."""

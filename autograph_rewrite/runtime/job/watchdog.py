@@ -365,11 +365,10 @@ def _serve(calls: SimpleQueue[_Asked | None]) -> None:
 
 
 def _make(call: Callable[[], Any], pending: Future[Any]) -> None:
-    try:
-        result = call()
-    except BaseException as error:
-        with suppress(InvalidStateError):
+    with suppress(InvalidStateError):  # it was abandoned
+        try:
+            result = call()
+        except BaseException as error:
             pending.set_exception(error)
-    else:
-        with suppress(InvalidStateError):
+        else:
             pending.set_result(result)
