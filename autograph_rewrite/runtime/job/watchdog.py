@@ -285,18 +285,13 @@ def _looking(watched: weakref.ref[Watchdog]) -> Callable[[], bool]:
 # timeout, cancellation or close ends that call. Ctrl-C waits for the call to end; a second Ctrl-C does not.
 
 Result = TypeVar("Result")
-_Asked = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Runner:
-    """Makes one call at a time in one thread; an abandoned call keeps its thread, and the next call gets a new one."""
+    """Makes one call at a time, each in a thread of its own, which an abandoned call keeps."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Asked | None] | None = None
         self._pending: Future[Any] | None = None
-
-    def __del__(self) -> None:
-        self._end()
 
     def run(self, call: Callable[[], Result]) -> Result:
         """Return what a call returns, or raise what it raises.
@@ -304,12 +299,9 @@ class Runner:
         Raises:
             Exception: the error that another thread has given to `leave`.
         """
-        if self._calls is None:
-            self._calls = SimpleQueue()
-            # A daemon: Python can end while the thread waits in TensorFlow.
-            threading.Thread(target=_serve, args=(self._calls,), name="autograph_runner", daemon=True).start()
         self._pending = pending = Future[Result]()
-        self._calls.put((call, pending))
+        # A daemon: Python can end while the thread waits in TensorFlow.
+        threading.Thread(target=_make, args=(call, pending), name="autograph_runner", daemon=True).start()
         try:
             return pending.result()
         except KeyboardInterrupt:
@@ -319,16 +311,9 @@ class Runner:
 
     def leave(self, error: Exception) -> None:
         """Let `run` raise an error now, and abandon its call; called from another thread."""
-        self._end()
         if self._pending is not None:
             with suppress(InvalidStateError):  # it has ended after all
                 self._pending.set_exception(error)
-
-    def _end(self) -> None:
-        """Let the thread end after its present call."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.put(None)
 
 
 class Question(Generic[Result]):
@@ -356,12 +341,6 @@ class Question(Generic[Result]):
     def _wait(self) -> None:
         with suppress(Exception):
             self._answers.put(self._ask())
-
-
-def _serve(calls: SimpleQueue[_Asked | None]) -> None:
-    while (asked := calls.get()) is not None:
-        _make(*asked)
-        del asked  # else the thread would keep the objects of the last call while it waits
 
 
 def _make(call: Callable[[], Any], pending: Future[Any]) -> None:
