@@ -32,7 +32,7 @@ from autograph_rewrite.check.verify import Prepared, checked, compare, fit_toget
 from autograph_rewrite.compile import Instrumentation
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.diagnostics.progress_line import stage
-from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
+from autograph_rewrite.errors import ClusterError, RewriteError, VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import OWN, Claims
 from autograph_rewrite.ir.format.printer import line
@@ -52,20 +52,13 @@ from autograph_rewrite.training_graph import TrainingGraph
 def bisect(
     item: TrainingGraph,
     config_or_plan: ConfigLike | Plan,
-    *,
-    steps: int = 3,
-    feeds: side_by_side.Feeds | None = None,
-    rtol: float = 1e-5,
-    atol: float | None = None,
-    seed: int = 0,
-    batch: int | None = None,
+    trial: side_by_side.Trial,
     observers: Sequence[Observer] = (),
 ) -> Bisection:
     """Find the first pass after which `verify` fails, and the first value and edge that are wrong.
 
     Args:
         item: a training graph; it is not changed.
-        seed: of random feeds, and of random ops that have none.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
@@ -75,9 +68,7 @@ def bisect(
         RewriteError: the item cannot be rewritten, as for `rewrite`; a broken invariant is a finding, and not raised.
         GraphError: the original itself cannot be trained on these feeds.
     """
-    if steps < 1:
-        raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
-    ready = prepare(item, config_or_plan, seed)
+    ready = prepare(item, config_or_plan, trial)
     plan = without(ready.plan)
     notes = [] if plan is ready.plan else ["compressors were left out: what they send is `verify`'s to check"]
     states, refusal = PlainStates(ready.flat), FirstRefusal()
@@ -85,14 +76,12 @@ def bisect(
     try:
         if len(ready.asked.processes) > 1:
             fit_together(ready.flat, ready.asked)
-        rewritten = checked(ready.flat, plan, looking, batch)
+        rewritten = checked(ready.flat, plan, looking, trial.batch)
     except RewriteError as error:
         if refusal.error is None and not isinstance(error, VerifyError):
             raise
         return _broken(error, refusal, notes)
-    feeds = ready.random_feeds(steps, batch, seed) if feeds is None else feeds
-    training, allowed = side_by_side.Training(feeds, steps, ready.values, seed), side_by_side.Tolerance(rtol, atol)
-    return _Search(ready, rewritten, training, allowed).run(states.states, refusal, notes)
+    return _Search(ready, rewritten, ready.training(trial), trial.allowed).run(states.states, refusal, notes)
 
 
 def _broken(error: RewriteError, refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:

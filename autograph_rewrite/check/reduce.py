@@ -16,7 +16,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.check import compression
 from autograph_rewrite.check.report import FAILED_STEP
-from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training
+from autograph_rewrite.check.side_by_side import TrainedGraph, Trial
 from autograph_rewrite.check.values import FirstRefusal, ends_of, has_value, values_of_step
 from autograph_rewrite.check.verify import checked, compare, incomparable, prepare
 from autograph_rewrite.compile import Instrumentation, compile_task
@@ -69,10 +69,7 @@ class Judge:
     """Tells how the rewrite of a graph fails."""
 
     config: ConfigLike
-    steps: int
-    seed: int
-    batch: int | None
-    rtol: float
+    trial: Trial
     observers: Sequence[Observer]
     tries: int = field(default=0, init=False)
 
@@ -85,17 +82,15 @@ class Judge:
         self.tries += 1
         refusal = FirstRefusal() if looked_for != NUMBERS else None
         try:
-            ready = prepare(item, self.config, self.seed)
+            ready = prepare(item, self.config, self.trial)
             plan = compression.without(ready.plan)
             looking = Instrumentation(observers=self.observers, certificate=refusal)
             rewritten = checked(ready.flat, plan, looking)
             refused = refusal is not None and refusal.error is not None
             if looked_for == REFUSED:
                 return REFUSED if refused else ""
-            feeds = ready.random_feeds(self.steps, self.batch, self.seed)
-            training = Training(feeds, self.steps, ready.values, self.seed)
             apart = incomparable(ready.flat, rewritten)
-            report = compare(ready.original, rewritten, training, Tolerance(self.rtol), apart)
+            report = compare(ready.original, rewritten, ready.training(self.trial), self.trial.allowed, apart)
         except VerifyError:
             return REFUSED
         except (RewriteError, ValueError, KeyError, IndexError, TypeError):
@@ -121,27 +116,20 @@ class _BatchAxes(RewriteObserver):
 
 
 def reduce(
-    item: TrainingGraph,
-    config: ConfigLike,
-    *,
-    steps: int = 1,
-    seed: int = 0,
-    batch: int | None = None,
-    rtol: float = 1e-5,
-    observers: Sequence[Observer] = (),
+    item: TrainingGraph, config: ConfigLike, trial: Trial, observers: Sequence[Observer] = ()
 ) -> Reduction[TrainingGraph]:
     """Return a small graph whose rewrite fails in the same way as an item's, on random feeds.
 
     Args:
         item: a training graph; it is not changed.
-        seed: of random feeds, and of random ops that have none.
+        trial: with random feeds.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Raises:
         RewriteError: the item cannot be rewritten, or one device cannot run it.
     """
-    judge = Judge(config, steps, seed, batch, rtol, observers)
-    ready = prepare(item, config, seed)
+    judge = Judge(config, trial, observers)
+    ready = prepare(item, config, trial)
     kind = judge.kind(ready.original)
     if not kind:
         return Reduction(item, "", len(ready.flat.graph), judge.tries)
@@ -151,7 +139,7 @@ def reduce(
         compile_task(ready.flat, plan, instrumentation=Instrumentation(verify=False, observers=[axes]))
     except RewriteError:
         axes.found = {}
-    feeds = ready.random_feeds(1, batch, seed)[0]
+    feeds = ready.training(trial).feeds_of(0)
     names = [tensor_name(value) for value in values_of_step(ready.flat)]
     with TrainedGraph(ready.flat, plan.timeout_seconds) as trainee:
         trainee.initialise()

@@ -75,6 +75,33 @@ class Tolerance:
         return deviation(actual, expected, self.rtol, self.atol)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """How `verify`, `bisect` and `reduce` are asked to train and compare.
+
+    Attributes:
+        steps: how many to train.
+        feeds: one dict of values by input name per step (repeated if there are more steps), or one for all; None:
+            random ones.
+        rtol: allowed error, relative to the largest value of each tensor.
+        atol: allowed error of tensors that are nearly zero, as in `Tolerance`.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step of random feeds; None: an odd prime, so that replicas get uneven blocks.
+    """
+
+    steps: int = 3
+    feeds: Feeds | None = None
+    rtol: float = 1e-5
+    atol: float | None = None
+    seed: int = 0
+    batch: int | None = None
+
+    @property
+    def allowed(self) -> Tolerance:
+        """The error that a tensor may have."""
+        return Tolerance(self.rtol, self.atol)
+
+
 class Comparison:
     """Compares one original with other graphs; every comparison trains both from the start.
 

@@ -18,8 +18,8 @@ from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.check.compression import KIND as COMPRESSED
 from autograph_rewrite.check.compression import compressed_rows, with_compressed, without
 from autograph_rewrite.check.random_feeds import batch_size, random_feeds
-from autograph_rewrite.check.report import Array, VerifyReport, rows_of
-from autograph_rewrite.check.side_by_side import Comparison, Feeds, Tolerance, Training
+from autograph_rewrite.check.report import VerifyReport, rows_of
+from autograph_rewrite.check.side_by_side import Comparison, Tolerance, Training, Trial
 from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.diagnostics.amounts import few
@@ -44,30 +44,13 @@ from autograph_rewrite.runtime.function.session_step import unbind
 from autograph_rewrite.training_graph import TrainingGraph
 
 
-def verify(
-    item: TrainingGraph,
-    config_or_plan: ConfigLike | Plan,
-    *,
-    steps: int = 3,
-    feeds: Feeds | None = None,
-    rtol: float = 1e-5,
-    atol: float | None = None,
-    seed: int = 0,
-    batch: int | None = None,
-) -> VerifyReport:
+def verify(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: Trial) -> VerifyReport:
     """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
 
     Captured variables are copied, so the user's variables do not change. For several processes, the graphs of all of
     them are first checked to fit together, without running; then a graph with all replicas in this process is trained.
 
-    Args:
-        feeds: one dict of values by input name per step (repeated if there are more steps), or one for all; None makes
-            random ones.
-        rtol: allowed error, relative to the largest value of each tensor.
-        atol: allowed error of tensors that are nearly zero; by default 1e-5 times `rtol`, for float64 1e-9 times it.
-        seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven blocks. The
-            coverage is computed for this batch too; by default for the one that `rewrite` assumes.
+    The coverage is computed for the batch of the trial, too; where it has none, for the one that `rewrite` assumes.
 
     Returns:
         The report; a mismatch is `ok == False`, no exception.
@@ -79,20 +62,17 @@ def verify(
         ClusterError: a step hangs.
     """
     began = time.perf_counter()
-    if steps < 1:
-        raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
-    ready = prepare(item, config_or_plan, seed)
+    ready = prepare(item, config_or_plan, trial)
     flat, given, asked, plan = ready.flat, ready.given, ready.asked, ready.plan
     fitting = _fitting(flat, asked)
     certificate, exact = Certificate(), without(plan)
     looking = Instrumentation(certificate=certificate)
-    rewritten = checked(flat, exact, looking, batch)
+    rewritten = checked(flat, exact, looking, trial.batch)
     covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
     coverage.require(covered)
-    compressed = checked(flat, plan, looking, batch) if exact is not plan else None
-    size = batch_size(flat, plan.instances, batch) if feeds is None else None
-    feeds = ready.random_feeds(steps, batch, seed) if feeds is None else feeds
-    training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
+    compressed = checked(flat, plan, looking, trial.batch) if exact is not plan else None
+    size = batch_size(flat, plan.instances, trial.batch) if trial.feeds is None else None
+    training, allowed = ready.training(trial), trial.allowed
     report = compare(ready.original, rewritten, training, allowed, incomparable(flat, rewritten))
     if compressed is not None:
         report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
@@ -328,28 +308,33 @@ class Prepared:
     plan: Plan
     notes: tuple[str, ...]
 
-    def random_feeds(self, steps: int, batch: int | None, seed: int) -> list[dict[str, Array]]:
-        """Return random feeds for so many steps; `batch` is as for `verify`."""
-        size = batch_size(self.flat, self.plan.instances, batch)
-        return random_feeds(self.flat, steps=steps, batch=size, seed=seed)
+    def training(self, trial: Trial) -> Training:
+        """Return the training of a trial, with random feeds if it has none."""
+        feeds, seed = trial.feeds, trial.seed
+        if feeds is None:
+            size = batch_size(self.flat, self.plan.instances, trial.batch)
+            feeds = random_feeds(self.flat, steps=trial.steps, batch=size, seed=seed)
+        return Training(feeds, trial.steps, self.values, seed)
 
 
-def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
+def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: Trial) -> Prepared:
     """Return the original, its normal form and the plan of a comparison.
 
     Args:
         item: a training graph; it is not changed.
-        seed: of random ops that have none.
 
     Raises:
+        GraphError: the trial has no steps.
         RewriteError: there is no plan for it.
     """
+    if trial.steps < 1:
+        raise GraphError(f"there is nothing to compare after {trial.steps} steps", hint="steps has to be at least 1")
     single, values = unbind(item)
     flat = normalise_original(single)
     given = config_or_plan if isinstance(config_or_plan, Plan) else with_processes(Config.of(config_or_plan))
     asked = request(flat, given)
     plan = replace(in_one_process(asked), steps_per_run=0)
-    original, notes = _with_seeds(single, flat, seed)
+    original, notes = _with_seeds(single, flat, trial.seed)
     return Prepared(original, flat, values, given, asked, plan, tuple(notes))
 
 

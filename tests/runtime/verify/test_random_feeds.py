@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.check.random_feeds import batch_size, random_feeds
-from autograph_rewrite.check.verify import verify
 
 v1 = tf.compat.v1
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "timeout_seconds": 20}
@@ -141,12 +140,12 @@ def training_item() -> ar.GraphItem:
 
 def test_feeds_that_the_original_cannot_take_are_an_error_that_says_how_to_pass_others() -> None:
     with pytest.raises(ar.GraphError, match=r"original graph fails in step 1(.|\n)*feeds="):
-        verify(training_item(), CONFIG, feeds={"ids": np.array([7, 8, 9])})
+        ar.verify(training_item(), CONFIG, feeds={"ids": np.array([7, 8, 9])})
 
 
 def test_feeds_of_the_caller_are_used_in_turn_under_any_name() -> None:
     feeds = [{"ids": np.array([0, 1, 1])}, {"ids:0": np.array([1, 0, 1, 1, 0])}]
-    report = verify(training_item(), CONFIG, feeds=feeds, steps=3)
+    report = ar.verify(training_item(), CONFIG, feeds=feeds, steps=3)
     assert report.ok, str(report)
     assert report.batch is None
 
@@ -157,7 +156,7 @@ def test_feeds_of_the_caller_are_used_in_turn_under_any_name() -> None:
 )
 def test_impossible_requests_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ar.GraphError, match=message):
-        verify(training_item(), CONFIG, **options)
+        ar.verify(training_item(), CONFIG, **options)
 
 
 def test_an_input_that_cannot_be_made_up_is_named() -> None:
