@@ -119,10 +119,10 @@ def verify(
     Raises:
         RewriteError: the item cannot be rewritten, or the original cannot be trained on these feeds.
     """
-    from autograph_rewrite.check.side_by_side import Trial
+    from autograph_rewrite.check.side_by_side import TrialSettings
     from autograph_rewrite.check.verify import verify as run
 
-    return run(*_compared(item, config, specs), Trial(steps, feeds, rtol, atol, seed, batch))
+    return run(*_compared(item, config, specs), TrialSettings(steps, feeds, rtol, atol, seed, batch))
 
 
 def bisect(
@@ -159,9 +159,9 @@ def bisect(
         RewriteError: as for `verify`.
     """
     from autograph_rewrite.check.bisect import bisect as run
-    from autograph_rewrite.check.side_by_side import Trial
+    from autograph_rewrite.check.side_by_side import TrialSettings
 
-    return run(*_compared(item, config, specs), Trial(steps, feeds, rtol, atol, seed, batch), observers)
+    return run(*_compared(item, config, specs), TrialSettings(steps, feeds, rtol, atol, seed, batch), observers)
 
 
 def reduce(
@@ -196,13 +196,13 @@ def reduce(
     """
     from autograph_rewrite.check.reduce import Reduction
     from autograph_rewrite.check.reduce import reduce as run
-    from autograph_rewrite.check.side_by_side import Trial
+    from autograph_rewrite.check.side_by_side import TrialSettings
 
     given = chosen(config)
     if isinstance(given, Plan):
         raise ConfigError("a plan is of one graph, not of what becomes of it", hint="give a configuration")
     original = _traces(item, specs)[0].original
-    found = run(original, given, Trial(steps, rtol=rtol, seed=seed, batch=batch), observers)
+    found = run(original, given, TrialSettings(steps, rtol=rtol, seed=seed, batch=batch), observers)
     return Reduction(GraphItem.of(found.item), found.kind, found.before, found.tries)
 
 

@@ -52,7 +52,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 def bisect(
     item: TrainingGraph,
     config_or_plan: ConfigLike | Plan,
-    trial: side_by_side.Trial,
+    trial: side_by_side.TrialSettings,
     observers: Sequence[Observer] = (),
 ) -> Bisection:
     """Find the first pass after which `verify` fails, and the first value and edge that are wrong.

@@ -16,7 +16,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.check import compression
 from autograph_rewrite.check.report import FAILED_STEP
-from autograph_rewrite.check.side_by_side import TrainedGraph, Trial
+from autograph_rewrite.check.side_by_side import TrainedGraph, TrialSettings
 from autograph_rewrite.check.values import FirstRefusal, ends_of, has_value, values_of_step
 from autograph_rewrite.check.verify import checked, compare, incomparable, prepare
 from autograph_rewrite.compile import Instrumentation, compile_task
@@ -69,7 +69,7 @@ class Judge:
     """Tells how the rewrite of a graph fails."""
 
     config: ConfigLike
-    trial: Trial
+    trial: TrialSettings
     observers: Sequence[Observer]
     tries: int = field(default=0, init=False)
 
@@ -116,7 +116,7 @@ class _BatchAxes(RewriteObserver):
 
 
 def reduce(
-    item: TrainingGraph, config: ConfigLike, trial: Trial, observers: Sequence[Observer] = ()
+    item: TrainingGraph, config: ConfigLike, trial: TrialSettings, observers: Sequence[Observer] = ()
 ) -> Reduction[TrainingGraph]:
     """Return a small graph whose rewrite fails in the same way as an item's, on random feeds.
 

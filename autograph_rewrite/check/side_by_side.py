@@ -76,7 +76,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialSettings:
     """How `verify`, `bisect` and `reduce` are asked to train and compare.
 
     Attributes:

@@ -19,7 +19,7 @@ from autograph_rewrite.check.compression import KIND as COMPRESSED
 from autograph_rewrite.check.compression import compressed_rows, with_compressed, without
 from autograph_rewrite.check.random_feeds import batch_size, random_feeds
 from autograph_rewrite.check.report import VerifyReport, rows_of
-from autograph_rewrite.check.side_by_side import Comparison, Tolerance, Training, Trial
+from autograph_rewrite.check.side_by_side import Comparison, Tolerance, Training, TrialSettings
 from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.diagnostics.amounts import few
@@ -44,7 +44,7 @@ from autograph_rewrite.runtime.function.session_step import unbind
 from autograph_rewrite.training_graph import TrainingGraph
 
 
-def verify(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: Trial) -> VerifyReport:
+def verify(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: TrialSettings) -> VerifyReport:
     """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
 
     Captured variables are copied, so the user's variables do not change. For several processes, the graphs of all of
@@ -308,7 +308,7 @@ class Prepared:
     plan: Plan
     notes: tuple[str, ...]
 
-    def training(self, trial: Trial) -> Training:
+    def training(self, trial: TrialSettings) -> Training:
         """Return the training of a trial, with random feeds if it has none."""
         feeds, seed = trial.feeds, trial.seed
         if feeds is None:
@@ -317,7 +317,7 @@ class Prepared:
         return Training(feeds, trial.steps, self.values, seed)
 
 
-def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: Trial) -> Prepared:
+def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, trial: TrialSettings) -> Prepared:
     """Return the original, its normal form and the plan of a comparison.
 
     Args:

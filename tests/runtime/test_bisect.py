@@ -10,7 +10,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.check.bisect import bisect, is_explained
-from autograph_rewrite.check.side_by_side import Tolerance, Trial
+from autograph_rewrite.check.side_by_side import Tolerance, TrialSettings
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from tests.seeded_mistakes.draws import Draw
 from tests.seeded_mistakes.miscompilations import MISCOMPILATIONS, Miscompilation
@@ -29,7 +29,7 @@ def quoted(sentence: str) -> Iterator[str]:
 @pytest.mark.parametrize("one", MISCOMPILATIONS, ids=str)
 def test_the_pass_and_a_node_of_a_seeded_miscompilation_are_named(one: Miscompilation) -> None:
     compiler, draw = one.compiler(), one.draw
-    found = bisect(draw.item, draw.settings, Trial(2, draw.feeds()), [compiler])
+    found = bisect(draw.item, draw.settings, TrialSettings(2, draw.feeds()), [compiler])
     assert compiler.said
     assert not found.ok
     assert found.made_by == one.behind, str(found)

@@ -7,7 +7,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.check.reduce import FAILS, Judge, Known, plain, reduce, with_constant_starts, with_simpler
-from autograph_rewrite.check.side_by_side import Trial
+from autograph_rewrite.check.side_by_side import TrialSettings
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.types.attrs import encode
@@ -29,10 +29,10 @@ SHRUNK = (
 @pytest.mark.parametrize("one", [one for one in MISCOMPILATIONS if one.kind in SHRUNK], ids=str)
 def test_a_seeded_miscompilation_is_shrunk_and_still_fails(one: Miscompilation) -> None:
     draw, compiler = one.draw, one.compiler()
-    found = reduce(draw.item, draw.settings, Trial(1), [compiler])
+    found = reduce(draw.item, draw.settings, TrialSettings(1), [compiler])
     assert len(found.item.graph) < SMALL < found.before
-    assert Judge(draw.settings, Trial(1), [compiler]).kind(found.item, found.kind) == found.kind
-    assert Judge(draw.settings, Trial(1), []).kind(found.item) == ""
+    assert Judge(draw.settings, TrialSettings(1), [compiler]).kind(found.item, found.kind) == found.kind
+    assert Judge(draw.settings, TrialSettings(1), []).kind(found.item) == ""
     assert (found.kind == FAILS) == (one.kind == "gather_along_other_axis")
 
 
