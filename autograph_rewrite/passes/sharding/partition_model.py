@@ -41,13 +41,18 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
     write_whole_values,
 )
 from autograph_rewrite.passes.sharding.local_program import LocalProgram, ModelBlocks, obstacle
-from autograph_rewrite.passes.sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.sharding.placements import (
     ModelPlacements,
     model_placements,
 )
 from autograph_rewrite.passes.sharding.residence import step_of
-from autograph_rewrite.passes.sharding.shard_variables import in_shards
+from autograph_rewrite.passes.sharding.shard_variables import (
+    WholeVariables,
+    in_pieces,
+    in_shards,
+    pieces_of,
+    shard_variables,
+)
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
 from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
@@ -529,15 +534,10 @@ def _run(rewrite: Rewrite) -> None:
         rewrite.put(reduce(ModelBlocks.and_then, [program.blocked() for program in exchanges.programs]))
         rewrite.put(WholeVariables(whole))
         rewrite.item = item
-        rewrite.put(access_order(rewrite.graph, rewrite.targets))
-        return
-    rewrite.put(WholeVariables(item.variables))
-    rewrite.item = replace(item, variables=shard_variables(item.variables))
+    else:
+        rewrite.put(WholeVariables(item.variables))
+        rewrite.item = replace(item, variables=shard_variables(item.variables))
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
 
 
-def _has_model_axis(rewrite: Rewrite) -> bool:
-    return rewrite.plan.model is not None
-
-
-PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))
+PARTITION_MODEL = Pass("partition-model", _run, lambda rewrite: rewrite.plan.model is not None, gives=(WholeVariables,))
