@@ -104,9 +104,8 @@ def _another_is_unordered(rewrite: Rewrite, edge: EdgePlan) -> bool:
 
 
 def _by_collective(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return (
-        _among_all(exchange, value, blocked) if is_among_replicas(hop) else _among_processes(exchange, value, blocked)
-    )
+    gather = _among_all if is_among_replicas(hop) else _among_processes
+    return gather(exchange, value, blocked)
 
 
 def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:

@@ -221,9 +221,7 @@ class Blocks:
         return self._add(EACH, op, name, inputs, {})
 
     def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
-        return self._rewrite.add(
-            op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs or None
-        ).output()
+        return self._rewrite.add(op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs).output()
 
     def _own(self, name: str, entries: Sequence[int]) -> Value:
         """Return each instance's entry of a list with one entry per instance of the job."""

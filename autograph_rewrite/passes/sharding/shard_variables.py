@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import propagate, revise
 from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import GraphError
@@ -72,7 +73,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     plan = replace(plan, notes=(*plan.notes, *said))
     cuts = {name: cuts[owner] for name, owner in owners.items()}
     shards: dict[str, Shards] = {}
-    for sizes, names in _by_sizes(cuts).items():
+    for sizes, names in grouped((cut.sizes, name) for name, cut in cuts.items()).items():
         members = {
             graph.nodes[item.variables[name].handle]: _member(item.variables[name], cuts[name]) for name in names
         }
@@ -138,13 +139,6 @@ def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value
             found.update(piece for node in readers for piece in node.outputs)
         else:
             found.add(value)
-    return found
-
-
-def _by_sizes(cuts: Mapping[str, Sharded]) -> dict[tuple[int, ...], list[str]]:
-    found: dict[tuple[int, ...], list[str]] = {}
-    for name, cut in cuts.items():
-        found.setdefault(cut.sizes, []).append(name)
     return found
 
 
