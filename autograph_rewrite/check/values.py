@@ -24,7 +24,7 @@ from autograph_rewrite.ops.traits import SWITCHES
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.tensor_map import View
-from autograph_rewrite.passes.sharding.pieces import WholeVariables
+from autograph_rewrite.passes.sharding.shard_variables import WholeVariables
 from autograph_rewrite.runtime.engine.fetches import assemble
 from autograph_rewrite.training_graph import TrainingGraph
 

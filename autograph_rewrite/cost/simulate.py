@@ -33,7 +33,7 @@ from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.passes import pass_pipeline
-from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.passes.pass_pipeline import add_alternatives
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import exchanged_bytes
 from autograph_rewrite.plan.plan import Plan

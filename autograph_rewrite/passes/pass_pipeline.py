@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.errors import PassError, PlanError
+from autograph_rewrite.errors import PassError, PlanError, RewriteError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, ONCE, REPLICA
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.ir.verify.whole_runs import check_runs
-from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.order_accesses import DRAW_BEFORE_WRITES, ORDER_ACCESSES
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
@@ -45,11 +44,11 @@ from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
 from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE, Alone
-from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
 from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES, LOCALIZE_KEPT_ROWS
 from autograph_rewrite.passes.localize.rows_of_shards import ROWS_OF_SHARDS
-from autograph_rewrite.passes.localize.sizes_of_inputs import SIZES_OF_INPUTS
+from autograph_rewrite.passes.localize.sizes_of_inputs import GATHER_FOR_OUTPUTS, SIZES_OF_INPUTS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
+from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
 from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
 from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
 from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
@@ -68,9 +67,8 @@ from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.sharding.local_program import blocks_of
 from autograph_rewrite.passes.sharding.partition_model import PARTITION_MODEL
-from autograph_rewrite.passes.sharding.pieces import WholeVariables
 from autograph_rewrite.passes.sharding.residence import PLACE_VARIABLES, split_over_replicas
-from autograph_rewrite.passes.sharding.shard_variables import SHARD_VARIABLES
+from autograph_rewrite.passes.sharding.shard_variables import SHARD_VARIABLES, WholeVariables
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
@@ -396,3 +394,52 @@ def held_bytes(rewrite: Rewrite) -> dict[str, int]:
             part = variable.nbytes // cut.extent * sizes[replica] if cut is not None else variable.nbytes
             found[device] = found.get(device, 0) + part
     return found
+
+
+# Suggest alternatives to a refused configuration of micro-batches or stages; each is tried on the graph first.
+#
+#     'conv/bn/Sub' needs 'conv/bn/mean' of the whole batch, for which no stage of a pipeline can wait
+#       hint set semantics.batch_norm to local (...); or leave pipeline out: microbatches without stages can meet
+#
+# A refused graph does not run, so there is time to try them.
+
+
+LOCAL = "set semantics.batch_norm to local (each micro-batch is then normalised by its own statistics)"
+
+
+def add_alternatives(error: RewriteError, plan: Plan, attempt: Callable[[Plan], object]) -> None:
+    """Add the alternatives that are accepted to the hint of a refusal.
+
+    Args:
+        plan: the refused plan.
+        attempt: repeats the rewrite with another plan, and raises if that is refused, too.
+    """
+    if plan.microbatches == 1 or (isinstance(error, PlanError) and not plan.looped and error.hint):
+        return  # the hint already says how to correct the plan
+    lifting = [text for text, other in _alternatives(plan) if _is_accepted(attempt, other)]
+    # `_alternatives` tries the unrolled form itself.
+    own = [error.hint] if error.hint and error.hint != UNROLL else []
+    error.change_hint("; or ".join([*own, *lifting]) or None)
+
+
+def _alternatives(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    request = replace(plan, edges=())
+    micro = plan.micro
+    if plan.semantics.batch_norm == "sync":
+        yield LOCAL, replace(request, semantics=replace(plan.semantics, batch_norm="local"))
+    if micro is not None and plan.looped:
+        section = "accumulation" if plan.pipeline is None else "pipeline"
+        yield f"set {section}.form to unrolled", replace(request, micro=replace(micro, loop=False))
+    if plan.pipeline is not None and plan.mode == "mirrored":
+        yield "set strategy.variables to shared", replace(request, mode="shared")
+    if micro is not None and plan.pipeline is not None and not plan.is_driven:
+        text = "leave pipeline out: microbatches without stages can meet"
+        yield text, replace(request, pipeline=None, micro=replace(micro, loop=False))
+
+
+def _is_accepted(attempt: Callable[[Plan], object], plan: Plan) -> bool:
+    try:
+        attempt(plan)
+    except RewriteError:
+        return False
+    return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autograph_rewrite.ir.replace_op import eliminate_dead_code
 from autograph_rewrite.ir.run_writes import Written, writes_of
-from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import AccessOrder, access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -32,9 +32,5 @@ def _bind(rewrite: Rewrite) -> None:
     rewrite.plan = within_reach(rewrite.plan, rewrite.task)
 
 
-def _has_captures(rewrite: Rewrite) -> bool:
-    return any(variable.captured for variable in rewrite.item.variables.values())
-
-
 ELIMINATE_DEAD_CODE = Pass("eliminate-dead-code", _prune, gives=(AccessOrder, Recorded))
-BIND_CAPTURES = Pass("bind-captures", _bind, _has_captures)
+BIND_CAPTURES = Pass("bind-captures", _bind, lambda rewrite: rewrite.captures)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override
@@ -185,10 +186,8 @@ def _hint(setting: Setting) -> str:
 
 
 def _buckets(setting: Setting) -> str:
-    summed = [edge for edge in setting.edges if edge.owner != STEP and _is_summed(edge)]
-    if not summed:
-        return _no_collective(setting)
-    return ""
+    summed = any(edge.owner != STEP and _is_summed(edge) for edge in setting.edges)
+    return "" if summed else _no_collective(setting)
 
 
 def _is_summed(edge: EdgePlan) -> bool:
@@ -229,17 +228,14 @@ def _synchronizer(setting: Setting) -> str:
 def _partition(setting: Setting) -> str:
     if any(request.sizes for request in setting.requests):
         return ""
-    one = "there is one replica" if setting.plan.replicas == 1 else ""
-    return one or _whole(setting) or "the variables are too small to be split"
+    return _one_replica(setting) or _whole(setting) or "the variables are too small to be split"
 
 
 def _whole(setting: Setting) -> str:
     """Say which variables cannot be split, their bytes, and why; empty if there are none."""
     variables = setting.item.variables
-    by_reason: dict[str, list[str]] = {}
-    for name, why in kept_whole(setting.plan.notes).items():
-        if name in setting.owners and name in variables:
-            by_reason.setdefault(why, []).append(name)
+    whole = kept_whole(setting.plan.notes).items()
+    by_reason = grouped((why, name) for name, why in whole if name in setting.owners and name in variables)
     said = []
     for why, (first, *others) in by_reason.items():
         held = sum(variables[name].nbytes for name in (first, *others))
@@ -249,15 +245,13 @@ def _whole(setting: Setting) -> str:
 
 
 def _server_setting(setting: Setting) -> str:
-    if len(setting.plan.processes) > 1:
-        return ""
-    return "there is one process, and each update takes what all of its replicas have made of the step"
+    reason = "there is one process, and each update takes what all of its replicas have made of the step"
+    return "" if len(setting.plan.processes) > 1 else reason
 
 
 def _proxy(setting: Setting) -> str:
-    if len(setting.plan.processes) > 1:
-        return ""
-    return "the one process has the variable itself, so that a copy of it saves no way"
+    reason = "the one process has the variable itself, so that a copy of it saves no way"
+    return "" if len(setting.plan.processes) > 1 else reason
 
 
 def _random(setting: Setting) -> str:
@@ -276,7 +270,7 @@ def _batch_norm(setting: Setting) -> str:
     return "nothing in this graph is a batch normalisation to which that applies"
 
 
-def _local_sgd(setting: Setting) -> str:
+def _one_replica(setting: Setting) -> str:
     return "there is one replica" if setting.plan.replicas == 1 else ""
 
 
@@ -292,80 +286,56 @@ def _memory_limit(setting: Setting) -> str:
     return "" if setting.config.strategy.name == "Auto" else "only the strategy Auto chooses by it"
 
 
+_ALWAYS_READ = {
+    "": "devices cluster strategy variables pipeline accumulation remat variable_policies passes ops mesh semantics "
+    "device_assignment steps_per_run snapshot_steps",
+    "cluster": "network",
+    "variables.partition": "axis shards over stage",
+    "pipeline": "microbatches microbatch_size circular_repeat boundaries names devices",
+    "remat": "policy names scopes stages offload",
+    "variable_policies": "synchronization aggregation",
+    "local_sgd": "period warmup_steps average_slots",
+    "passes": "file after",
+    "ops": "file",
+    "mesh": "data stage",
+    "device_assignment": "topology computation_shape stride num_replicas core_assignment",
+    "sharding": "match split axes replicate device assign strict optional",
+    "semantics": "strict min_coverage",
+}
+"""By section, the settings that have an effect or are checked wherever they stand; a job may be elastic anywhere."""
+
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
-        "devices": read,
-        "cluster": read,
+        **{f"{section}.{key}".lstrip("."): read for section, keys in _ALWAYS_READ.items() for key in keys.split()},
         "cluster.workers": _workers,
         "cluster.ps": _servers,
-        "cluster.network": read,
         "cluster.network.bandwidth_gbps": _network,
         "cluster.network.latency_us": _network,
-        "strategy": read,
         "strategy.name": _name,
         "strategy.variables": _mode,
         "strategy.bucket_bytes": _buckets,
         "strategy.compressor": _compressor,
         "strategy.hint": _hint,
-        "variables": read,
         "variables.match": _match,
         "variables.synchronizer": _synchronizer,
         "variables.partition": _partition,
-        "variables.partition.axis": read,
-        "variables.partition.shards": read,
-        "variables.partition.over": read,
-        "variables.partition.stage": read,
         "variables.sync": _server_setting,
         "variables.staleness": _server_setting,
         "variables.proxy": _proxy,
         "variables.bucket_bytes": _buckets,
         "variables.compressor": _compressor,
         "variables.hint": _hint,
-        **dict.fromkeys(("pipeline", "pipeline.microbatches", "pipeline.microbatch_size"), read),
-        **dict.fromkeys((f"pipeline.{key}" for key in ("circular_repeat", "boundaries", "names", "devices")), read),
-        "accumulation": read,
         **pipeline_settings.READERS,
-        **dict.fromkeys(
-            ("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages", "offload"))), read
-        ),
         "variable_policies.match": _policy,
-        **dict.fromkeys(
-            ("variable_policies", "variable_policies.synchronization", "variable_policies.aggregation"), read
-        ),
-        "local_sgd": _local_sgd,
-        **dict.fromkeys(("local_sgd.period", "local_sgd.warmup_steps", "local_sgd.average_slots"), read),
-        **dict.fromkeys(("passes", "passes.file", "passes.after", "ops", "ops.file"), read),
+        "local_sgd": _one_replica,
         "memory_limit": _memory_limit,
-        "mesh": read,
-        "mesh.data": read,  # checked against the devices
         "mesh.model": _model_axis,
-        "mesh.stage": read,  # checked against pipeline.stages
-        **dict.fromkeys(
-            (
-                "device_assignment",
-                *(f"device_assignment.{key}" for key in ("topology", "computation_shape", "stride")),
-                *(f"device_assignment.{key}" for key in ("num_replicas", "core_assignment")),
-            ),
-            read,  # checked against the devices
-        ),
         "sharding": _sharding,
-        **dict.fromkeys(
-            (
-                f"sharding.{key}"
-                for key in ("match", "split", "axes", "replicate", "device", "assign", "strict", "optional")
-            ),
-            read,
-        ),
-        "steps_per_run": read,
-        "semantics": read,
         "semantics.batch_norm": _batch_norm,
         "semantics.random": _random,
-        "semantics.strict": read,
-        "semantics.min_coverage": read,
         "input": _needs_a_job,
         "padding": _needs_a_job,
         "timeout_seconds": _timeout,
-        "snapshot_steps": read,  # a job may be elastic wherever it is started
     }
 )
 

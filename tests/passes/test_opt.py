@@ -18,10 +18,9 @@ from autograph_rewrite.inspect.pass_states import optimize, placements_of, text_
 from autograph_rewrite.load.files import from_printed
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
-from autograph_rewrite.passes.base.pass_manager import Pass, always
+from autograph_rewrite.passes.base.pass_manager import Pass, always, select
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.pass_pipeline import ANALYSIS, PIPELINE
-from autograph_rewrite.passes.selection import select
 from autograph_rewrite.passes.sharding.residence import Residences
 from autograph_rewrite.tools import cli
 from tests.support import text_cases

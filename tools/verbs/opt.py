@@ -70,8 +70,8 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     from autograph_rewrite.compile import request, with_processes
     from autograph_rewrite.inspect.pass_states import PrintedPasses, optimize, require_unfolded
     from autograph_rewrite.normalize.normalize import normalise, normalise_original
+    from autograph_rewrite.passes.base.pass_manager import require_known, select
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
-    from autograph_rewrite.passes.selection import require_known, select
     from autograph_rewrite.passes.user_passes import with_user_passes
     from autograph_rewrite.tools.reproducer import reproducible
 

@@ -72,7 +72,7 @@ class FoldedBuilder:
             attrs: those that do not follow from the inputs.
         """
         site = Site(f"{self.name}/{what}", self.span, self.origin)
-        return self.rewrite.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()
+        return self.rewrite.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs).output()
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs as often as nodes with replicated values; return its first output.

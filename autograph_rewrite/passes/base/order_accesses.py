@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.control_flow import frames_of, guards_of, unconditional_nodes
@@ -130,10 +131,7 @@ def _original(graph: Graph, node: Node, recorded: AccessOrder) -> Node | None:
 
 def _pairs(found: Mapping[Node, Node], recorded: AccessOrder) -> Iterator[tuple[Node, Node]]:
     """Yield the pairs of accesses of one variable that the original graph orders, the earlier one first."""
-    by_handle: dict[Node, list[Node]] = {}
-    for node in found:
-        for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
-            by_handle.setdefault(handle, []).append(node)
+    by_handle = grouped((handle, node) for node in found for handle in _handles(node))
     for accesses in by_handle.values():
         updates = [node for node in accesses if is_update(node)]
         for update in updates:
@@ -229,10 +227,8 @@ def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[
     reads = [node for node in graph if node.op in READS and node in unconditional]
     if not updates or not reads:
         return 0
-    by_handle: dict[Node, list[Node]] = {}
-    for read in reads:
-        by_handle.setdefault(handle_node(read.inputs[0]), []).append(read)
-    pairs = [(update, read) for update in updates for handle in _written(update) for read in by_handle.get(handle, ())]
+    by_handle = grouped((handle_node(read.inputs[0]), read) for read in reads)
+    pairs = [(update, read) for update in updates for handle in _handles(update) for read in by_handle.get(handle, ())]
     runs = Runs(order, [*targets, *outputs], reads)
     pairs = [(u, r) for u, r in pairs if not (runs.is_before(r, u) or runs.is_before(u, r)) and _needs_no_more(r, step)]
     pairs = [(u, read) for u, read in pairs if runs.may_wait(u, read)]
@@ -246,9 +242,9 @@ def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[
     return len(pairs)
 
 
-def _written(update: Node) -> list[Node]:
-    """Return the handles of the variables that an update writes: a variable and its slots."""
-    return [handle_node(value) for value in update.inputs if value.dtype == dtypes.RESOURCE]
+def _handles(access: Node) -> Iterable[Node]:
+    """Return the handles of the variables that a node accesses: an update writes a variable and its slots."""
+    return dict.fromkeys(handle_node(value) for value in access.inputs if value.dtype == dtypes.RESOURCE)
 
 
 def _number(nodes: Iterable[Node]) -> dict[Node, int]:
@@ -289,15 +285,11 @@ ORDER_ACCESSES = Pass("order-accesses", _order, needs=(AccessOrder,))
 # in that iteration: eight updates for seven elements.
 
 
-def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
-    """Add the waits; draws after a write, or in a branch, are not waited for.
-
-    Args:
-        graph: the complete folded graph.
-        targets: the nodes that a step runs for their effects.
-    """
-    step, order = ancestors(targets), topological_order(graph)
+def _draw_first(rewrite: Rewrite) -> None:
+    """Let every write wait for the step's draws: the step in which the data end writes nothing (`steps_per_run`)."""
+    step, order = ancestors(rewrite.targets), topological_order(rewrite.graph)
     always, frames = unconditional_nodes(order), frames_of(order)
+    # Draws after a write, or in a branch, are not waited for.
     draws = [node for node in order if node in step and node in always and has(node.op, "draws_element")]
     if not draws:
         return
@@ -309,11 +301,6 @@ def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
         if enters or (has(node.op, "writes") and node not in frames):
             for draw in draws:
                 node.add_control(draw)
-
-
-def _draw_first(rewrite: Rewrite) -> None:
-    """Let every write wait for the step's draws: the step in which the data end writes nothing (`steps_per_run`)."""
-    draw_before_writes(rewrite.graph, rewrite.targets)
 
 
 DRAW_BEFORE_WRITES = Pass("draw-before-writes", _draw_first, lambda rewrite: rewrite.plan.steps_per_run > 1)

@@ -329,8 +329,4 @@ def _marked(rewrite: Rewrite) -> list[Node]:
     return [node for node, transferred in rewrite.get(Propagation).transfers.items() if transferred.decompose]
 
 
-def _mixes_examples(rewrite: Rewrite) -> bool:
-    return bool(_marked(rewrite))
-
-
-DECOMPOSE = Pass("decompose", _run, _mixes_examples, (Propagation,), (Propagation,))
+DECOMPOSE = Pass("decompose", _run, lambda rewrite: bool(_marked(rewrite)), (Propagation,), (Propagation,))

@@ -179,15 +179,11 @@ def _divisions(state: Propagation, tile: Node, whole: list[int], count: int) -> 
 
 
 def _restate(mean: Node, tile: Node, divisions: list[Node]) -> None:
-    x, add = mean.inputs[0], Builder.at(tile).op
-
-    def const(content: object, what: str) -> Value:
-        return Builder.at(tile).const(content, dtypes.INT32, what)
-
-    shape = add("Shape", x, what="shape")
+    build, add = Builder.at(tile), Builder.at(tile).op
+    shape = add("Shape", mean.inputs[0], what="shape")
     tile.output().replace_all_uses_with(add("BroadcastTo", tile.inputs[0], shape, what="spread"))
-    sizes = add("GatherV2", shape, mean.inputs[1], const(0, "first"), what="sizes")
-    count = add("Prod", sizes, const([0], "all"), what="count", keep_dims=False)
+    sizes = add("GatherV2", shape, mean.inputs[1], build.const(0, dtypes.INT32, "first"), what="sizes")
+    count = add("Prod", sizes, build.const([0], dtypes.INT32, "all"), what="count", keep_dims=False)
     for division in divisions:
         division.set_input(1, add("Cast", count, what="number", DstT=division.output_dtypes[0]))
 

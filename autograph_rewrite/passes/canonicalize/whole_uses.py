@@ -13,7 +13,7 @@ variable cannot be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -31,6 +31,14 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 GATHERED = "'{}' is gathered for the loop '{}', which reads it whole"
+
+
+def use_whole(graph: Graph, item: TrainingGraph, names: Collection[str]) -> list[str]:
+    """Let the uses of variables that cannot work on pieces work on whole values; return notes on what is gathered."""
+    read = read_before_loops(graph, item, names)
+    write_whole_values(graph, item, names)
+    read_whole_for_elements(graph, item, names)
+    return [GATHERED.format(*one) for one in read]
 
 
 def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[tuple[str, str]]:

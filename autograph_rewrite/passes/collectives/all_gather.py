@@ -25,7 +25,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import has_rows_of_each_example, 
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
-from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
+from autograph_rewrite.passes.collectives.key_operands import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
@@ -76,13 +76,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     Raises:
         PassError: it is unknown which row belongs to which example.
     """
-    rewrite, edge, dim, blocks, per_example = (
-        exchange.rewrite,
-        exchange.edge,
-        blocked.dim,
-        blocked.blocks,
-        blocked.per_example,
-    )
+    rewrite, edge, (_, blocks, per_example), dim = exchange.rewrite, exchange.edge, blocked, blocked.dim
     if per_example is not None or has_rows_of_each_example(blocked.fact.split_size):
         where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
         restored = rows_at(rewrite, joined, where, dim, "restored", joined.node.span)
@@ -110,9 +104,8 @@ def _another_is_unordered(rewrite: Rewrite, edge: EdgePlan) -> bool:
 
 
 def _by_collective(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return (
-        _among_all(exchange, value, blocked) if is_among_replicas(hop) else _among_processes(exchange, value, blocked)
-    )
+    gather = _among_all if is_among_replicas(hop) else _among_processes
+    return gather(exchange, value, blocked)
 
 
 def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:

@@ -33,8 +33,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
-from autograph_rewrite.passes.collectives.exchange import Exchange
-from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.key_operands import Exchange, Keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST, block_begin, bounds, limits
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 
@@ -222,9 +221,7 @@ class Blocks:
         return self._add(EACH, op, name, inputs, {})
 
     def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
-        return self._rewrite.add(
-            op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs or None
-        ).output()
+        return self._rewrite.add(op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs).output()
 
     def _own(self, name: str, entries: Sequence[int]) -> Value:
         """Return each instance's entry of a list with one entry per instance of the job."""

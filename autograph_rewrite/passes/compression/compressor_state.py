@@ -27,7 +27,7 @@ from autograph_rewrite.passes.canonicalize.variable_policies import ComponentOf,
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
-from autograph_rewrite.training_graph import TrainingGraph, Variable
+from autograph_rewrite.training_graph import Variable
 
 SCOPE = "autograph_state"
 
@@ -127,12 +127,15 @@ def residual_of(rewrite: Rewrite, value: Value, fact: Fact, edge: EdgePlan) -> A
     return AuxiliaryVariable(rewrite, auxiliary_name(edge.owner, "residual"), kept, wide, near=value, used=used)
 
 
-def attach(rewrite: Rewrite, item: TrainingGraph) -> TrainingGraph:
-    """Let the item's targets update the added variables, and its init op reset them; return the item with them."""
+def _declare(rewrite: Rewrite) -> None:
+    """Declare the variables that passes have added, such as the residuals of compressors.
+
+    The item's targets update them, and its init op resets them.
+    """
     if not rewrite.added:
-        return item
-    graph = rewrite.graph
-    _update_with_targets(rewrite, [graph.nodes[name] for name in item.targets if name in graph.nodes])
+        return
+    item = rewrite.item
+    _update_with_targets(rewrite)
     state: dict[str, Variable] = {}
     keep = list(item.keep)
     for added in rewrite.added:
@@ -140,12 +143,12 @@ def attach(rewrite: Rewrite, item: TrainingGraph) -> TrainingGraph:
         if initialiser is not None:
             keep.append(initialiser.name)
             if item.init_op is not None:
-                graph.nodes[item.init_op].add_control(initialiser)
+                rewrite.graph.nodes[item.init_op].add_control(initialiser)
         state[added.name] = added.described(initialiser.name if initialiser is not None else None)
-    return replace(item, state=state, keep=tuple(keep))
+    rewrite.item = replace(item, state=state, keep=tuple(keep))
 
 
-def _update_with_targets(rewrite: Rewrite, targets: Sequence[Node]) -> None:
+def _update_with_targets(rewrite: Rewrite) -> None:
     """Let each target wait for the updates of the added variables whose results it uses."""
     marks: dict[Node, int] = {}
     for i, added in enumerate(rewrite.added):
@@ -153,21 +156,14 @@ def _update_with_targets(rewrite: Rewrite, targets: Sequence[Node]) -> None:
             marks[added.result.node] = marks.get(added.result.node, 0) | 1 << i
     before = marks_before(topological_order(rewrite.graph), marks)
     together: dict[int, Node] = {}
-    for target in targets:
+    for target in rewrite.targets:
         mask = before[target] | marks.get(target, 0)
         if mask and mask not in together:
-            used = [added.update for i, added in enumerate(rewrite.added) if mask >> i & 1]
-            updates = [node for node in used if node is not None]
-            together[mask] = Builder(rewrite.graph, f"{SCOPE}/update", span=updates[0].span).node(
-                "NoOp", controls=updates
-            )
+            updates = [added.update for i, added in enumerate(rewrite.added) if mask >> i & 1 and added.update]
+            build = Builder(rewrite.graph, f"{SCOPE}/update", span=updates[0].span)
+            together[mask] = build.node("NoOp", controls=updates)
         if mask:
             target.add_control(together[mask])
-
-
-def _declare(rewrite: Rewrite) -> None:
-    """Declare the variables that passes have added, such as the residuals of compressors."""
-    rewrite.item = attach(rewrite, rewrite.item)
 
 
 DECLARE_STATE = Pass("declare-state", _declare, needs=(Homes,))
@@ -184,9 +180,9 @@ DECLARE_STATE = Pass("declare-state", _declare, needs=(Homes,))
 # it assigns or restores an `ON_READ` variable.
 
 
-def keep_components(rewrite: Rewrite, components: Components) -> None:
-    """Add the variables that keep components from step to step."""
-    for one in components.variables:
+def _keep_components(rewrite: Rewrite) -> None:
+    """Keep each replica's component of a variable from step to step, unless the variable was written from outside."""
+    for one in rewrite.get(Components).variables:
         if one.component in rewrite.state.transfers:
             _keep(rewrite, one)
 
@@ -215,11 +211,6 @@ def _share(rewrite: Rewrite, build: FoldedBuilder, one: ComponentOf, total: Valu
     count = rewrite.const(rewrite.plan.replicas, dtypes.numpy_dtype(total.dtype), name=f"{build.name}/n", near=total)
     op = "TruncateDiv" if total.dtype in dtypes.INTEGER else "RealDiv"
     return build.op(op, total, count, what="share")
-
-
-def _keep_components(rewrite: Rewrite) -> None:
-    """Keep each replica's component of a variable from step to step, unless the variable was written from outside."""
-    keep_components(rewrite, rewrite.get(Components))
 
 
 def _has_components(rewrite: Rewrite) -> bool:

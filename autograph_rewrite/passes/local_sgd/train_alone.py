@@ -282,17 +282,13 @@ class _Group:
 
     def _count(self, how: LocalSgd) -> _Step:
         """Count the step, and compute whether variables are averaged after it."""
-        build = Builder(self._graph, SCOPE)
-
-        def number(content: int, what: str) -> Value:
-            return build.const(content, dtypes.INT64, what)
-
-        before = build.node("Identity", number(0, "none"), what="step")
-        after = build.op("AddV2", before.output(), number(1, "one"), what="next_step")
-        left = build.op("FloorMod", after, number(how.period, "period"), what="left")
-        due = build.op("Equal", left, number(0, "nothing_left"), what="is_due")
+        build, kind = Builder(self._graph, SCOPE), dtypes.INT64
+        before = build.node("Identity", build.const(0, kind, "none"), what="step")
+        after = build.op("AddV2", before.output(), build.const(1, kind, "one"), what="next_step")
+        left = build.op("FloorMod", after, build.const(how.period, kind, "period"), what="left")
+        due = build.op("Equal", left, build.const(0, kind, "nothing_left"), what="is_due")
         if how.warmup_steps:
-            early = build.op("LessEqual", after, number(how.warmup_steps, "warmup_steps"), what="is_early")
+            early = build.op("LessEqual", after, build.const(how.warmup_steps, kind, "warmup_steps"), what="is_early")
             due = build.op("LogicalOr", due, early, what="is_early_or_due")
         return _Step(before, after, due)
 

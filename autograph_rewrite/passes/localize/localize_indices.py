@@ -241,7 +241,7 @@ def _localize_kept_rows(rewrite: Rewrite) -> None:
     found = _without_repeats(graph, found)
     for mask, ends in found.items():
         for end in ends:
-            _count_rows_of_block(graph, mask, end)
+            _count_rows_of_block(mask, end)
         keep_in_block((mask, *ends), LOCAL_INDICES)
     if found:
         state = revise(state)
@@ -348,25 +348,18 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     return table is not None and table[:1] in ((rows,), (everything,))
 
 
-def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
+def _count_rows_of_block(mask: Node, node: Node) -> None:
     """Let a node that puts rows back produce as many as the block of the mask has."""
     if not has(node.op, "adds_rows"):
         return
-    given, name = node.inputs[2], f"{node.name}/rows_of_block"
-
-    def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-        return Builder(graph, f"{name}{what}", node).op(op, *inputs, **attrs)
-
-    def const(content: object, what: str) -> Value:
-        return Builder(graph, f"{name}{what}", node).const(content, dtypes.INT32)
-
-    rows = add("Shape", "", mask.inputs[0], out_type=given.dtype)
-    ends = [const([at], what) for at, what in ((0, "/at"), (1, "/behind"), (1, "/step"))]
+    given, build = node.inputs[2], Builder.at(node, "rows_of_block")
+    rows = build.op("Shape", mask.inputs[0], out_type=given.dtype)
+    ends = [build.const([at], dtypes.INT32, what) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
     if node.op == "UnsortedSegmentSum":
-        node.set_input(2, add("StridedSlice", "/first", rows, *ends, shrink_axis_mask=1))
+        node.set_input(2, build.op("StridedSlice", rows, *ends, what="first", shrink_axis_mask=1))
         return
-    rest = add("StridedSlice", "/rest", given, ends[1], ends[0], ends[2], end_mask=1)
-    node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))
+    rest = build.op("StridedSlice", given, ends[1], ends[0], ends[2], what="rest", end_mask=1)
+    node.set_input(2, build.op("ConcatV2", rows, rest, build.const(0, dtypes.INT32, "axis"), what="shape", N=2))
 
 
 LOCALIZE_KEPT_ROWS = Pass("localize-kept-rows", _localize_kept_rows, _has_micro_batches, (Propagation,), (Propagation,))

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PROCESS, SERVER
-from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.replace_op import eliminate_dead_code, take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
-from autograph_rewrite.passes.base.anchors import outputs_of
-from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import Runs
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
@@ -34,15 +33,16 @@ from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.passes.parameter_server.turns import Turns
 from autograph_rewrite.plan.parts.names import proxy_of
-from autograph_rewrite.training_graph import TrainingGraph, Variable
+from autograph_rewrite.training_graph import Variable
 
 SUFFIX = "/on_server"
 
 
-def name_server_roots(rewrite: Rewrite, item: TrainingGraph) -> None:
+def _name_server_roots(rewrite: Rewrite) -> None:
     """Give each server op that is run or read by name a node of that name in every process."""
-    graph = rewrite.graph
-    alone = _initializers(item) if rewrite.workers > 1 else ()
+    graph, item = rewrite.graph, rewrite.item
+    # Programs also run the initialisers of single variables, one by one.
+    alone = [one.initializer for one in item.variables.values() if one.initializer] if rewrite.workers > 1 else []
     for name in dict.fromkeys((*item.targets, *alone)):
         node = graph.nodes.get(name)
         if node is not None and node.is_driven:
@@ -61,22 +61,8 @@ def name_server_roots(rewrite: Rewrite, item: TrainingGraph) -> None:
             graph.set_anchor(anchor, moved.get(value, value))
 
 
-def _initializers(item: TrainingGraph) -> Iterator[str]:
-    """Yield the names of the initialisers of single variables, which programs also run one by one."""
-    for variable in item.variables.values():
-        if variable.initializer is not None:
-            yield variable.initializer
-
-
-def lock_updates(nodes: Iterable[Node]) -> None:
-    """Let simultaneous updates of several workers run one after another."""
-    for node in nodes:
-        if is_update(node) and node.attr("use_locking") is not None:
-            node.set_attr("use_locking", True)
-
-
-def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
-    """Rewrite this process's graph; afterwards only worker 0 has server ops.
+def _delegate(rewrite: Rewrite) -> None:
+    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read.
 
     If workers do not wait for each other, each runs its updates, and worker 0 only the initialisers.
 
@@ -85,13 +71,13 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     """
     graph = rewrite.graph
     if rewrite.plan.is_asynchronous:
-        for node in ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes):
+        for node in ancestors(rewrite.targets):
             node.leave(PROCESS)
     _switch_in_every_process(topological_order(graph))
     on_server = _with_branches(topological_order(graph))
     for node in on_server:
         node.put(PROCESS, 0)
-    _read_before_pushing(rewrite, item)
+    _read_before_pushing(rewrite)
     order = topological_order(graph)
     needs = _RequiredPushes(rewrite, order, on_server)
     values = [value for node in order if node in on_server for value in node.outputs]
@@ -100,7 +86,7 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     exports += [value for value in branches.predicates() if value not in exports]
     _require_in_every_run(exports, branches.unconditional)
     waiting = [node for node in order if node not in on_server and any(c in on_server for c in node.controls)]
-    own = _own_updates(rewrite, item)
+    own = _own_updates(rewrite)
     exchange = _ChiefSide(rewrite) if rewrite.rank == 0 else _WorkerSide(rewrite, needs)
     handed = {value: exchange.value(value) for value in exports}
     for value, new in handed.items():
@@ -115,10 +101,11 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     for node, awaited in joined.items():
         _wait(rewrite, exchange, node, awaited, branches)
     if isinstance(exchange, _ChiefSide) and exchange.turns is not None:
-        _begin_together(rewrite, item, exchange.turns)
+        _begin_together(rewrite, exchange.turns)
     if rewrite.rank != 0:
-        _forget(graph, on_server, item)
-        _keep_own_updates(rewrite, item, own)
+        _forget(rewrite, on_server)
+        _keep_own_updates(rewrite, own)
+    eliminate_dead_code(graph, rewrite.roots)
 
 
 def _switch_in_every_process(order: Sequence[Node]) -> None:
@@ -154,47 +141,38 @@ def _wait(
         reader.add_control(token)
 
 
-def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None:
+def _begin_together(rewrite: Rewrite, turns: Turns) -> None:
     """Let updates that need nothing of other workers wait until these have begun, and so read the old value.
 
     An example is the update of a step counter. Updates that wait for contributions of all workers need no such wait.
     """
-    graph = rewrite.graph
-    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    order = topological_order(graph)
+    step, order = ancestors(rewrite.targets), topological_order(rewrite.graph)
     unconditional = unconditional_nodes(order)
     marked = {push: 1 for push in _pushes(rewrite) if push in step}
     behind = marks_before(order, {**marked, turns.all_began: 1})
-    pending = [node for node in order if node in step and node.is_driven and is_update(node) and not behind[node]]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
+    early = [node for node in order if node in step and node.is_driven and is_update(node) and not behind[node]]
+    # Of an update in a branch or loop, its inputs wait.
+    for node in reachable(early, lambda node: () if node in unconditional else dependencies(node)):
         if node in unconditional:
             node.add_control(turns.all_began)
-            continue
-        new = [one for one in dependencies(node) if one not in seen]  # in a branch or loop: its inputs wait
-        seen.update(new)
-        pending.extend(new)
 
 
-def _own_updates(rewrite: Rewrite, item: TrainingGraph) -> set[str]:
+def _own_updates(rewrite: Rewrite) -> set[str]:
     """Return the names of the updates that the step runs in every process."""
-    graph = rewrite.graph
-    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    return {node.name for node in step if is_update(node) and not node.is_driven}
+    return {node.name for node in ancestors(rewrite.targets) if is_update(node) and not node.is_driven}
 
 
-def _keep_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
+def _keep_own_updates(rewrite: Rewrite, own: set[str]) -> None:
     """Let the step run the updates of every process, even if only nodes of worker 0 have waited for them.
 
     Raises:
         PassError: such an update is in a branch or loop, so the step cannot wait for it.
     """
     graph = rewrite.graph
-    lost = [graph.nodes[name] for name in sorted(own - _own_updates(rewrite, item)) if name in graph.nodes]
+    lost = [graph.nodes[name] for name in sorted(own - _own_updates(rewrite)) if name in graph.nodes]
     if not lost:
         return
-    target = next((graph.nodes[name] for name in item.targets if name in graph.nodes), None)
+    target = next(iter(rewrite.targets), None)
     unconditional = unconditional_nodes(topological_order(graph))
     for node in lost:
         if target is None or node not in unconditional:
@@ -351,7 +329,7 @@ def _with_branches(order: Sequence[Node]) -> set[Node]:
     return found
 
 
-def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
+def _read_before_pushing(rewrite: Rewrite) -> None:
     """Let this process read a variable before it contributes to the next value.
 
     A variable without pushes may be updated from sums that all workers have: these are contributions, too. A sum that
@@ -362,8 +340,7 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     """
     graph, pushed = rewrite.graph, rewrite.homes.pushes
     order = topological_order(graph)
-    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
-    roots += [value.node for value in outputs_of(graph, item)]
+    roots = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
     step, unconditional = ancestors(roots), unconditional_nodes(order)
     pushes = [push for push in _pushes(rewrite) if push in step]
     sums = [node for node in order if is_collective(node.op) and node in step and node in unconditional]
@@ -372,7 +349,7 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     runs = Runs(order, roots, [*pushes, *sums])
     behind = marks_before(order, dict.fromkeys([*sums, *pushes], 1))
     levels = _levels(order, set(pushes))
-    for name, variable in item.variables.items():
+    for name, variable in rewrite.item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if name not in rewrite.homes.of or handle is None:
             continue
@@ -433,8 +410,9 @@ def _reads(handle: Node) -> list[Node]:
     return [node for node, _ in handle_uses(handle) if not has(node.op, "forwards_handle") and not is_update(node)]
 
 
-def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
+def _forget(rewrite: Rewrite, on_server: set[Node]) -> None:
     """Remove the server ops; NoOps take the names of those that callers run, such as initialisers."""
+    graph, item = rewrite.graph, rewrite.item
     known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
     for node in [node for node in graph if node in on_server and node.name in known]:
         name = node.name
@@ -572,28 +550,22 @@ class Branches:
 
 def _serve(rewrite: Rewrite) -> None:
     """Name and lock the nodes on parameter servers, and add local copies of variables that are read there."""
-    if rewrite.plan.is_asynchronous:
-        lock_updates(node for node in rewrite.graph if node.is_driven)
-    name_server_roots(rewrite, rewrite.item)
-    cache_reads(rewrite, rewrite.item)
+    if rewrite.plan.is_asynchronous:  # simultaneous updates of several workers run one after another
+        for node in rewrite.graph:
+            if node.is_driven and is_update(node) and node.attr("use_locking") is not None:
+                node.set_attr("use_locking", True)
+    _name_server_roots(rewrite)
+    _cache_reads(rewrite)
 
 
 def _has_servers(rewrite: Rewrite) -> bool:
     return any(node.is_driven for node in rewrite.graph)
 
 
-def _delegate(rewrite: Rewrite) -> None:
-    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read."""
-    delegate_to_chief(rewrite, rewrite.item)
-    eliminate_dead_code(rewrite.graph, rewrite.roots)
-
-
-def _has_servers_and_workers(rewrite: Rewrite) -> bool:
-    return _has_servers(rewrite) and rewrite.workers > 1
-
-
 PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (Homes,))
-DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (Homes,))
+DELEGATE_TO_CHIEF = Pass(
+    "delegate-to-chief", _delegate, lambda rewrite: rewrite.workers > 1 and _has_servers(rewrite), (Homes,)
+)
 
 
 # Cache a server variable in a process that reads it, refreshed once per step.
@@ -607,7 +579,7 @@ DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_worker
 # other workers, all reads run on the server.
 
 
-def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
+def _cache_reads(rewrite: Rewrite) -> None:
     """Add the copies that the plan asks for, of variables that this process reads."""
     servers = {request.name: request.server for request in rewrite.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy or server.lookups]
@@ -619,7 +591,7 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
     for name in asked:
-        variable = item.variables[name]
+        variable = rewrite.item.variables[name]
         handle = rewrite.graph.nodes.get(variable.handle)
         uses = list(_local_uses(handle)) if handle is not None and name in rewrite.homes.of else []
         if not uses or handle is None:
@@ -636,7 +608,7 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
                 node.set_input(index, proxies[name].output())
                 _bring_home(node)
     if proxies:
-        _refresh(rewrite, item, proxies)
+        _refresh(rewrite, proxies)
 
 
 def _local_uses(handle: Node) -> Iterator[Use]:
@@ -667,11 +639,11 @@ def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
     return rewrite.add("VarHandleOp", (), Site(name, ONCE, handle), attrs=attrs | {"shared_name": name})
 
 
-def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) -> None:
+def _refresh(rewrite: Rewrite, proxies: dict[str, Node]) -> None:
     """Refresh copies after writes of their variables; nodes that wait for a write wait for the copy, too."""
-    order = topological_order(rewrite.graph)
+    order, variables = topological_order(rewrite.graph), rewrite.item.variables
     unconditional = unconditional_nodes(order)
-    handles = {rewrite.graph.nodes[item.variables[name].handle]: name for name in proxies}
+    handles = {rewrite.graph.nodes[variables[name].handle]: name for name in proxies}
     names = list(proxies)
     written: dict[str, int] = dict.fromkeys(names, 0)  # the bits of a variable's writes
     masks: dict[Node, int] = {}
@@ -703,7 +675,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
         readers = users(node) if in_branches else (node,)
         if new:
             done = node if in_branches else _gathered(node, awaited)
-            made |= {key: (_copied(rewrite, item.variables[key[0]], proxies[key[0]], done), mask) for key in new}
+            made |= {key: (_copied(rewrite, variables[key[0]], proxies[key[0]], done), mask) for key in new}
         for key in changed:
             for reader in readers:
                 reader.add_control(made[key][0])

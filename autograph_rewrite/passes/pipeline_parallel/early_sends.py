@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, is_inside, loops_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -126,10 +127,7 @@ def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value], loops: Mapp
 
 def _before_all(roots: Collection[Node], inside: Collection[Node], loops: Mapping[Node, str]) -> set[Node]:
     """Return the roots, and the nodes in `inside` that they need; of a loop, all nodes."""
-    of_loops: dict[str, list[Node]] = {}
-    for node in inside:
-        if node in loops:
-            of_loops.setdefault(loops[node], []).append(node)
+    of_loops = grouped((loops[node], node) for node in inside if node in loops)
     found, pending = set(roots), list(roots)
     while pending:
         node = pending.pop()
@@ -151,10 +149,7 @@ def tell_ready(
         roots: the first nodes of the parts of stages.
         devices: of each replica's stages, one for every stage.
     """
-    begins: dict[int, list[Node]] = {}
-    for node in roots:
-        if node not in stages.backward:
-            begins.setdefault(node.at(STAGE), []).append(node)
+    begins = grouped((node.at(STAGE), node) for node in roots if node not in stages.backward)
     for stage, nodes in sorted(begins.items()):
         if stage + 1 >= len(devices[0]) or not are_apart(stage, stage + 1, devices):
             continue

@@ -13,16 +13,17 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import Frame, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import REPLICA, STAGE, Mesh
+from autograph_rewrite.ir.mesh import EACH, ONCE, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.micro_batches.sequencing import gates_of, in_order, let_actors_wait, relax_waits, runs_of
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
-from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, stage_of
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
 from autograph_rewrite.resolve.stages.assignment import Stages, stages_of_once
@@ -78,11 +79,8 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
     order = let_actors_wait(graph, count_first=True)
     shared, unconditional, early = shared_frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
     _refuse_meetings(order, shared, early)
-    clusters: dict[Cluster, list[Node]] = {}
-    for node in runs_of(order):
-        if node not in early:
-            kind = BACKWARD if node in stages.backward else FORWARD
-            clusters.setdefault((kind, node.at(STAGE)), []).append(node)
+    runs = (node for node in runs_of(order) if node not in early)
+    clusters = grouped(((BACKWARD if node in stages.backward else FORWARD, node.at(STAGE)), node) for node in runs)
     each = len(devices[0])
     schedule = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
     given = orders(schedule, each, micro, pipeline.stages // each)
@@ -143,3 +141,40 @@ def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, mic
         return
     shown = " -> ".join(str(task) for task in [cycle[0][0], *(then for _, then in cycle)])
     raise PlanError(f"the schedule waits for itself: {shown}", hint="stages must follow each other; see boundaries")
+
+
+# Give nodes that passes have added a stage: that of their producers, or else of their readers.
+
+
+def stage_of(node: Node) -> int | None:
+    """Return the stage of a node that runs for each block; None if it has no stage yet, or runs once."""
+    return node.at(STAGE) if node.span == EACH and STAGE in node.place else None
+
+
+def complete_stages(graph: Graph, stages: Stages) -> None:
+    """Give a stage to the EACH nodes that passes have added since stages were assigned."""
+    order = topological_order(graph)
+    new = [node for node in order if node.span == EACH and STAGE not in node.place]
+    for node in new:
+        known = {producer: stage for producer in predecessors(node) if (stage := stage_of(producer)) is not None}
+        late = [stage for producer, stage in known.items() if producer in stages.backward]
+        if late:
+            stages.backward.add(node)
+            node.put(STAGE, min(late))
+        elif known and not _begins(node):
+            node.put(STAGE, max(known.values()))
+    for node in reversed(new):
+        users = [use.node for value in node.read_outputs for use in value.uses]
+        readers = {user: stage for user in users if (stage := stage_of(user)) is not None}
+        if STAGE not in node.place and readers:
+            node.put(STAGE, min(readers.values()))
+            if stages.backward.issuperset(readers):
+                stages.backward.add(node)
+    for node in new:
+        if STAGE not in node.place:
+            node.put(STAGE, 0)
+
+
+def _begins(node: Node) -> bool:
+    """Return whether a node reads no value of a stage; it gets the stage of its readers."""
+    return all(value.node.span == ONCE or has(value.node.op, "constant") for value in node.inputs)

@@ -215,7 +215,7 @@ class LocalProgram:
     def write(self) -> None:
         """Insert the conversions of operands, and record the shapes of blocks."""
         graph, state = self.state.graph, self.state
-        anchored, carried = set(graph.anchors.values()), carried_by(state)
+        anchored, carried = dict.fromkeys(graph.anchors.values()), carried_by(state)
         apart = [] if self.alike else [node for node in state.order if self._is_apart(node)]
         rows = BlockRows(self)
         self._state_shapes_of_elements()

@@ -34,39 +34,29 @@ from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import (
-    GATHERED,
-    read_before_loops,
-    read_whole_for_elements,
-    write_whole_values,
-)
+from autograph_rewrite.passes.canonicalize.whole_uses import use_whole
 from autograph_rewrite.passes.sharding.local_program import LocalProgram, ModelBlocks, obstacle
-from autograph_rewrite.passes.sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.sharding.placements import (
     ModelPlacements,
     model_placements,
 )
 from autograph_rewrite.passes.sharding.residence import step_of
-from autograph_rewrite.passes.sharding.shard_variables import in_shards
+from autograph_rewrite.passes.sharding.shard_variables import (
+    WholeVariables,
+    in_pieces,
+    in_shards,
+    pieces_of,
+    shard_variables,
+)
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
 from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
 from autograph_rewrite.plan.parts.residence import Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
+from autograph_rewrite.resolve import model_axis
 from autograph_rewrite.resolve.batch import batch_facts
-from autograph_rewrite.resolve.model_axis import (
-    Round,
-    assign,
-    cut_dimensions,
-    divided_of,
-    names_of,
-    number_devices,
-    put,
-    rounds_of,
-    settle,
-    sizes_of,
-)
+from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.resolve.wire_types import are_in_order
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
@@ -208,16 +198,13 @@ def _partition_axes(
     if plan.mode == "shared":
         devices = devices[: model.size]
     in_blocks = [one.name for one in model.shardings if one.split and one.name in item.variables]
-    read = read_before_loops(graph, item, in_blocks)
-    write_whole_values(graph, item, in_blocks)
-    read_whole_for_elements(graph, item, in_blocks)
-    gathered = tuple(f"model axis: {GATHERED.format(*one)}" for one in read)
+    gathered = tuple(f"model axis: {note}" for note in use_whole(graph, item, in_blocks))
     plan = replace(plan, notes=(*plan.notes, *unused, *_assign(graph, item, model)))
-    cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
+    cuts = {one.name: model_axis.cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
-    names = names_of(model.axes)
+    names = model_axis.names_of(model.axes)
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -228,21 +215,21 @@ def _partition_axes(
             for one in pieces_of(item.variables[name])
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
-        rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
+        rounds = model_axis.rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
         if alike and len(rounds) > 1:
             raise _ApartError("blocks are of several sizes")
         for cut in rounds:
             within, plan = _partition(graph, within, plan, cut, exchanges, names[axis], alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
         if not alike:
-            settle(topological_order(graph), axis)
+            model_axis.settle(topological_order(graph), axis)
     for node in kept:
         may_be_cut(node)
     if alike:
         edges = [edge for program in exchanges.programs for edge in program.edges]
         return exchanges, item, replace(plan, model_edges=tuple(edges))
     plan = replace(plan, notes=(*plan.notes, *gathered))
-    number_devices(graph, model.axes)
+    model_axis.number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
     return exchanges, item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
 
@@ -272,12 +259,12 @@ def _assign(graph: Graph, item: TrainingGraph, model: Model) -> list[str]:
             continue
         variable = item.variables.get(one.name)
         if variable is None:
-            assign(graph.value(one.name).node, one.device, model.axes)
+            model_axis.assign(graph.value(one.name).node, one.device, model.axes)
         elif variable.captured:
             notes.append(f"'{one.name}' stays on the first device: the function's variable lives there")
         else:
             for node in _together(graph.nodes[variable.handle]):
-                assign(node, one.device, model.axes)
+                model_axis.assign(node, one.device, model.axes)
     return notes
 
 
@@ -306,12 +293,12 @@ def why_apart(plan: Plan) -> str:
     assert plan.model is not None
     count, devices = plan.model.size, plan.model.devices
     replicas = [devices[i : i + count] for i in range(0, len(devices), count)]
-    lines = Mesh.of(1, model=count, divided=divided_of(plan.model.axes))
+    lines = Mesh.of(1, model=count, divided=model_axis.divided_of(plan.model.axes))
     groups = [devices[i::count] for i in range(count)]
     groups += [
         tuple(own[i] for i in line)
         for own in replicas
-        for name in names_of(plan.model.axes).values()
+        for name in model_axis.names_of(plan.model.axes).values()
         for line in lines.lines([name])
     ]
     reasons = {
@@ -360,7 +347,7 @@ def _partition(
 def _write_apart(program: LocalProgram, item: TrainingGraph, exchanges: Exchanges) -> dict[str, tuple[str, ...]]:
     """Write the nodes that differ once per device; return the handles of the blocks of variables."""
     state, found = program.state, program.found
-    unroll = program.unrolled(item.targets, partial(put, axis=exchanges.axis))
+    unroll = program.unrolled(item.targets, partial(model_axis.put, axis=exchanges.axis))
     for node, copies in unroll.clones.items():
         placed = [state.source(value).placement for value in node.outputs if value in state.facts]
         if any(one.differs for one in placed):
@@ -415,7 +402,7 @@ def _blocks_in_shards(
         if request.name in blocks and isinstance(where, Sharded) and where.stage:
             cut, shape = blocks[request.name]
             axis = where.axis if cut.axis else 0  # blocks of rows stay in rows, so that a lookup works on both axes
-            where = replace(where, axis=axis, sizes=sizes_of(shape[axis] or 0, plan.replicas))
+            where = replace(where, axis=axis, sizes=model_axis.sizes_of(shape[axis] or 0, plan.replicas))
         elif request.name in blocks:
             request, where = replace(request, server=None), REPLICATED_VARIABLE
         found.append(placed(request, where))
@@ -529,15 +516,10 @@ def _run(rewrite: Rewrite) -> None:
         rewrite.put(reduce(ModelBlocks.and_then, [program.blocked() for program in exchanges.programs]))
         rewrite.put(WholeVariables(whole))
         rewrite.item = item
-        rewrite.put(access_order(rewrite.graph, rewrite.targets))
-        return
-    rewrite.put(WholeVariables(item.variables))
-    rewrite.item = replace(item, variables=shard_variables(item.variables))
+    else:
+        rewrite.put(WholeVariables(item.variables))
+        rewrite.item = replace(item, variables=shard_variables(item.variables))
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
 
 
-def _has_model_axis(rewrite: Rewrite) -> bool:
-    return rewrite.plan.model is not None
-
-
-PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))
+PARTITION_MODEL = Pass("partition-model", _run, lambda rewrite: rewrite.plan.model is not None, gives=(WholeVariables,))

@@ -41,12 +41,7 @@ from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import (
-    GATHERED,
-    read_before_loops,
-    read_whole_for_elements,
-    write_whole_values,
-)
+from autograph_rewrite.passes.canonicalize.whole_uses import use_whole
 from autograph_rewrite.passes.sharding.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.notes import stays_whole
@@ -119,21 +114,10 @@ def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Ma
     return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
-class Ways(NamedTuple):
-    """The choices of a ZeRO stage.
-
-    Attributes:
-        sums_whole: every replica adds gradients up whole, and cuts its shard out of the sum (stage 1).
-        gathers_on_use: a variable is gathered anew for each use (stage 3).
-    """
-
-    sums_whole: bool
-    gathers_on_use: bool
-
-    @classmethod
-    def of(cls, cut: Sharded) -> Ways:
-        """Return the choices for a variable."""
-        return cls(cut.stage == 1, cut.stage == 3)
+SUMS_WHOLE = 1
+"""The ZeRO stage in which every replica adds gradients up whole, and cuts its shard out of the sum."""
+GATHERS_ON_USE = 3
+"""The ZeRO stage in which a variable is gathered anew for each use."""
 
 
 def place_variables(
@@ -152,10 +136,7 @@ def place_variables(
     step = step_of(graph, item)
     owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked)
     chosen = {name: asked[owner] for name, owner in owners.items()}
-    said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
-    said += [stays_whole(*one) for one in whole.items()]
-    write_whole_values(graph, item, chosen)
-    read_whole_for_elements(graph, item, chosen)
+    said = [*use_whole(graph, item, chosen), *(stays_whole(*one) for one in whole.items())]
     padded = {
         name: replace(cut, sizes=(*cut.sizes, *[0] * (plan.replicas - len(cut.sizes)))) for name, cut in chosen.items()
     }
@@ -223,7 +204,7 @@ class _Asks:
         self._before = reachable((value.node for value in found), dependencies)
         for value, cut in found.items():
             uses = [use for use in value.uses if self._is_of_update(use.node)]
-            if uses and Ways.of(cut).sums_whole:
+            if uses and cut.stage == SUMS_WHOLE:
                 value = _ask(value, "sum", uses, Placement("partial", op="sum"), REPLICATED)
             if uses:
                 dim = {"dim": cut.axis, "shards": list(cut.sizes)}
@@ -254,7 +235,7 @@ class _Asks:
                 if uses or value in anchors:
                     whole = _ask(value, "whole", uses, split(cut.axis), REPLICATED)
                     node.graph.move_anchors(value, whole)
-                    found += [whole.node] if Ways.of(cut).gathers_on_use else []
+                    found += [whole.node] if cut.stage == GATHERS_ON_USE else []
         return found
 
     def _looks_rows_up(self, node: Node) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.variable_uses import declared_trained
 from autograph_rewrite.codecs.builtin import NONE
@@ -294,12 +295,9 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
 
     The mean of a batch normalisation reaches the update of its scale, but through the gradient of the scale.
     """
-    by_owner: dict[str, list[tuple[str, str]]] = {}
-    for key, edge in found.items():
-        if edge.owner != STEP and edge.from_.startswith("partial"):
-            by_owner.setdefault(edge.owner, []).append(key)
+    owned = ((key, edge) for key, edge in found.items() if edge.owner != STEP and edge.from_.startswith("partial"))
     result = dict(found)
-    for several in by_owner.values():
+    for several in grouped((edge.owner, key) for key, edge in owned).values():
         nodes = {key: state.graph.value(key[0]).node for key in several}
         for key in several if len(several) > 1 else ():
             made = descendants([nodes[key]], controls=False)

@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,7 +289,7 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
 
 def single_cuts(chain: Chain) -> list[CutPlace]:
     """Return the cuts that a single value crosses; of cuts between which gradients need nothing, the lightest."""
-    return _lightest((place for place in chain.places if len(place.crossing) == 1), _kept_before)
+    return _lightest((place for place in chain.places if len(place.crossing) == 1), attrgetter("before"))
 
 
 def balanced_cuts(chain: Chain) -> list[int]:
@@ -350,10 +351,6 @@ def _limits(before: Any) -> list[float]:
     return [before[-1] / count for count in counts]
 
 
-def _kept_before(place: CutPlace) -> float:
-    return place.before
-
-
 def _lightest(places: Iterable[CutPlace], stretch_of: Callable[[CutPlace], float]) -> list[CutPlace]:
     """Return the place in each stretch that the fewest bytes cross, if anything is kept before it."""
     found: dict[float, CutPlace] = {}
@@ -366,7 +363,7 @@ def _lightest(places: Iterable[CutPlace], stretch_of: Callable[[CutPlace], float
 
 def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[CutPlace]:
     """Return the places worth cutting, at most `most`: those that the fewest bytes cross."""
-    places = _lightest(chain.places, _kept_before)
+    places = _lightest(chain.places, attrgetter("before"))
     if len(places) <= most:
         return places
     return _lightest(places, lambda place: int(place.before / chain.total * most))

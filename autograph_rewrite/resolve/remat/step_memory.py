@@ -19,7 +19,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.liveness import Buffers, Lives, buffers_of
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.analysis.networks import grouped, reachable
 from autograph_rewrite.analysis.op_work import executed
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import frames_of
@@ -240,10 +240,7 @@ def _queued(order: Sequence[Node]) -> list[Node]:
     """Return nodes in the order in which a queue of ready nodes runs them."""
     inside = set(order)
     before = {node: [one for one in dict.fromkeys(dependencies(node)) if one in inside] for node in order}
-    users: dict[Node, list[Node]] = {}
-    for node, producers in before.items():
-        for producer in producers:
-            users.setdefault(producer, []).append(node)
+    users = grouped((producer, node) for node, producers in before.items() for producer in producers)
     waits = Counter({node: len(producers) for node, producers in before.items()})
     ready, found = deque(node for node in order if not waits[node]), []
     while ready:

@@ -25,7 +25,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.load.variables import Capture, FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
-from autograph_rewrite.passes.sharding.pieces import pieces_of
+from autograph_rewrite.passes.sharding.shard_variables import pieces_of
 from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.plan.parts.notes import stays_whole

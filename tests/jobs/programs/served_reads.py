@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.sharding.pieces import pieces_of
+from autograph_rewrite.passes.sharding.shard_variables import pieces_of
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.job.digests import ancestors
 from tests.jobs.programs import models
