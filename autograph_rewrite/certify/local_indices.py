@@ -17,6 +17,7 @@ import numpy as np
 from autograph_rewrite.certify.seen import BLOCK, Seen, is_local, product, said, see
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.recorded_shapes import is_number
 from autograph_rewrite.ir.traversal import traced_back
 
 MARK = "_autograph_rule"
@@ -151,16 +152,11 @@ def _is_checked(sum_: Value, stride: Value) -> bool:
     if checked.op != "CheckNumerics" or checked.inputs[0].node.op != "SelectV2":
         return False
     inside, fine, fault = checked.inputs[0].node.inputs
-    if not (_is_constant(fine, 0.0) and _is_constant(fault, np.nan) and inside.node.op == "LogicalAnd"):
+    if not (is_number(fine, 0.0) and is_number(fault, np.nan) and inside.node.op == "LogicalAnd"):
         return False
     low, high = (value.node for value in inside.node.inputs)
-    begins = low.op == "GreaterEqual" and low.inputs[0] is positions and _is_constant(low.inputs[1], 0)
+    begins = low.op == "GreaterEqual" and low.inputs[0] is positions and is_number(low.inputs[1], 0)
     return begins and high.op == "Less" and high.inputs[0] is positions and high.inputs[1] is stride
-
-
-def _is_constant(value: Value, content: float) -> bool:
-    found = value.node.attr("value") if value.node.op == "Const" else None
-    return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, content, equal_nan=True)
 
 
 def judge_blockwise(seen: Seen) -> str | None:

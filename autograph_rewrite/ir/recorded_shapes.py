@@ -42,3 +42,9 @@ def constant(value: Value) -> Any:
     node = traced_back(value, ("Identity", "Enter")).node
     found = node.attr("value") if node.op == "Const" else None
     return found if isinstance(found, np.ndarray | np.generic) else None
+
+
+def is_number(value: Value, number: float) -> bool:
+    """Return whether a value is a constant with a single element, this number."""
+    found = value.node.attr("value") if value.node.op == "Const" else None
+    return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, number, equal_nan=True)
