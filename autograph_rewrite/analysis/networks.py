@@ -1,4 +1,4 @@
-"""Compute reachability, connected groups and minimum cuts of networks.
+"""Compute connected groups and minimum cuts of networks (and exports reachability of `ir.traversal`).
 
 A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shortest paths, all of one length together
 (Dinic 1970): paths here are short.
@@ -7,33 +7,16 @@ A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shorte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
-Item = TypeVar("Item", bound=Hashable)
-Key = TypeVar("Key", bound=Hashable)
+from autograph_rewrite.ir.traversal import Item, grouped, reachable
+
+__all__ = ["grouped", "groups", "minimum_cut", "reachable"]
+
 Residual = dict[Any, dict[Any, float]]
 """The capacity that is left from one node to another."""
-
-
-def reachable(starts: Iterable[Item], following: Callable[[Item], Iterable[Item]]) -> dict[Item, None]:
-    """Return the starts and all items that follow from them, the nearest first."""
-    found = dict.fromkeys(starts)
-    pending = list(found)
-    for item in pending:
-        new = [one for one in dict.fromkeys(following(item)) if one not in found]
-        found |= dict.fromkeys(new)
-        pending += new
-    return found
-
-
-def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    """Return the items of each key, in their order."""
-    found: dict[Key, list[Item]] = {}
-    for key, item in pairs:
-        found.setdefault(key, []).append(item)
-    return found
 
 
 def groups(items: Iterable[Item], pairs: Iterable[tuple[Item, Item]]) -> list[list[Item]]:

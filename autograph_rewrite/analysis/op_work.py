@@ -14,14 +14,14 @@ from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.recorded_shapes import constant
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import ancestors, traced_back
 from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ir.variable_ops import is_handle, is_update, updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes, static_bytes, static_elements
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED
 from autograph_rewrite.ops.rules.table import families, rule_of
-from autograph_rewrite.ops.traits import has, operands
+from autograph_rewrite.ops.traits import has, operands, ops_with
 
 ROW_BYTES = 512
 """Bytes that can be read in sequence while one row of a table that no cache holds is fetched: 0.1 us."""
@@ -32,6 +32,8 @@ _OF_RULE = {
 }
 _COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elementwise"}
 """The kind of the work that a rule states, by the rule's family; matrix products for all other families."""
+_VIEWS = ops_with("views") - {"ReadVariableOp", "Merge"}
+_HANDS_ON_LIST = ops_with("views") | ops_with("lists")
 
 
 class Work(NamedTuple):
@@ -181,10 +183,7 @@ def _bound(condition: Node, number: Callable[[Value], int]) -> int:
 
 def _made(node: Node) -> Node:
     """Return the node that made the list that a node reads."""
-    node = node.inputs[0].node
-    while node.inputs and has(node.op, "views", "lists"):
-        node = node.inputs[0].node
-    return node
+    return traced_back(node.inputs[0], _HANDS_ON_LIST).node
 
 
 def _origin(value: Value) -> Value:
@@ -196,9 +195,7 @@ def _origin(value: Value) -> Value:
 
 def _viewed(value: Value) -> Value:
     """Return the value that a value is a view of, in one iteration."""
-    while has(value.node.op, "views") and value.node.inputs and value.node.op not in ("ReadVariableOp", "Merge"):
-        value = value.node.inputs[0]
-    return value
+    return traced_back(value, _VIEWS)
 
 
 # The nodes that a step executes. Like TensorFlow, they leave out gradients that are only waited for.

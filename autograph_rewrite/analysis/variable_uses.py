@@ -21,7 +21,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.recorded_shapes import Shape, constant
-from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, traced_back
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (
     dense_inputs,
@@ -430,7 +430,7 @@ def reads_in_loops(handle: Node) -> Iterator[ReadInLoop]:
     """Yield the outermost loops that read a variable and do nothing else with it."""
     for use in handle_uses(handle):
         enter = use.node
-        if enter.op not in ENTERS or _handle_before(enter) is not handle:
+        if enter.op not in ENTERS or traced_back(enter.inputs[0], _IN_FRONT).node is not handle:
             continue
         carriers = [enter]
         found: dict[str, list[Node]] = {op: [] for op in (*_READS_IN_LOOPS, "")}
@@ -444,14 +444,6 @@ def reads_in_loops(handle: Node) -> Iterator[ReadInLoop]:
         # A lookup would need its axis as a constant of every loop that the handle enters.
         if not found[""] and not (found["ResourceGather"] and any(one.op in ENTERS for one in carriers[1:])):
             yield ReadInLoop(enter, tuple(carriers), *(tuple(found[op]) for op in _READS_IN_LOOPS))
-
-
-def _handle_before(enter: Node) -> Node | None:
-    """Return the node that gives a handle where it enters its outermost loop; None where that is in another loop."""
-    node = enter.inputs[0].node
-    while node.op in _IN_FRONT and node.inputs:
-        node = node.inputs[0].node
-    return node if node is handle_node(enter.inputs[0]) else None
 
 
 def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:

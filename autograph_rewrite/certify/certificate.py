@@ -33,7 +33,7 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, PerInstance
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.traversal import grouped, topological_order, traced_back
 from autograph_rewrite.ir.types.opdefs import get_op
 
 # Rematerialised copies: each is the same op on the same operands, and its readers read the same value as before.
@@ -97,10 +97,9 @@ def put_and_taken(graph: Graph) -> dict[Value, Value]:
     order = list(topological_order(graph))
     frames = frames_of(order)
     guards = guards_of(order, frames)
-    users: dict[Node, list[Node]] = {}
-    for node in order:
-        if node.op.startswith("TensorList") and node.inputs and node.inputs[0].node.op in _DOORS:
-            users.setdefault(_maker(node.inputs[0]), []).append(node)
+    lists = (node for node in order if node.op.startswith("TensorList") and node.inputs)
+    of_loops = (node for node in lists if node.inputs[0].node.op in _DOORS)
+    users = grouped((traced_back(node.inputs[0], _DOORS).node, node) for node in of_loops)
     found: dict[Value, Value] = {}
     for maker, both in users.items():
         if maker.op == "EmptyTensorList" and sorted(node.op for node in both) == [TAKES, PUTS]:
@@ -109,13 +108,6 @@ def put_and_taken(graph: Graph) -> dict[Value, Value]:
             if once and len(frames[push]) == len(frames[pop]) == 1 and frames[push] != frames[pop]:
                 found[pop.output(1)] = push.inputs[1]
     return found
-
-
-def _maker(value: Value) -> Node:
-    """Return the node that makes the list with which a loop begins."""
-    while value.node.op in _DOORS:
-        value = value.node.inputs[0]
-    return value.node
 
 
 def _comes_back(node: Node) -> bool:
@@ -342,10 +334,7 @@ class Certificate:
 
 def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:
     """Check that no write of a variable writes a shard of it more than once."""
-    parts: dict[str, list[str]] = {}
-    for name, whole in shards.items():
-        if whole:
-            parts.setdefault(whole, []).append(name)
+    parts = grouped((whole, name) for name, whole in shards.items() if whole)
     for whole, nodes in original.of.items():
         for node in nodes:
             if not writes_variable(node.op):

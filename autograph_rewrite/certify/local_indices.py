@@ -17,6 +17,8 @@ import numpy as np
 from autograph_rewrite.certify.seen import BLOCK, Seen, is_local, product, said, see
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.recorded_shapes import is_number
+from autograph_rewrite.ir.traversal import traced_back
 
 MARK = "_autograph_rule"
 """The attribute of marked nodes: a kind, and after a colon, for example, why a node stays in its block."""
@@ -54,7 +56,7 @@ def judge_local_indices(node: Node, claims: Claims) -> str | None:
         return _kept(seen) or _stray(node, COPIES)
     if node.op not in ENDS:
         return f"{node.op} looks nothing up"
-    numbers = _origin(node.inputs[ENDS[node.op]]).node
+    numbers = traced_back(node.inputs[ENDS[node.op]], COPIES).node
     is_kept = numbers.op == "Where" and why_in_block(numbers) == LOCAL_INDICES
     return _end(seen) or (_kept_of(seen, numbers, claims) if is_kept else _positions(seen, claims))
 
@@ -127,10 +129,10 @@ def _kept_of(seen: Seen, mask: Node, claims: Claims) -> str | None:
 
 def _positions(seen: Seen, claims: Claims) -> str | None:
     """Return the problem with indices that are not checked positions plus the first row of each example."""
-    total = _origin(seen.node.inputs[ENDS[seen.node.op]])
+    total = traced_back(seen.node.inputs[ENDS[seen.node.op]], COPIES)
     if total.node.op != "AddV2":
         return f"'{total.node.name}' does not add positions to where examples begin"
-    positions, begins = total.node.inputs[0], _origin(total.node.inputs[1])
+    positions, begins = total.node.inputs[0], traced_back(total.node.inputs[1], COPIES)
     if begins.node.op != "Mul" or why_in_block(begins.node.inputs[0].node) != LOCAL_INDICES:
         return f"'{begins.node.name}' does not tell where the examples of a block begin"
     stride = begins.node.inputs[1]
@@ -141,31 +143,20 @@ def _positions(seen: Seen, claims: Claims) -> str | None:
     return None if _is_checked(positions, stride) else f"nothing checks that '{positions.name}' stay in their example"
 
 
-def _origin(value: Value) -> Value:
-    while value.node.op in COPIES:
-        value = value.node.inputs[0]
-    return value
-
-
 def _is_checked(sum_: Value, stride: Value) -> bool:
     """Return whether a run fails if a position is not within the rows of an example."""
     if sum_.node.op != "AddV2":
         return False
     positions, nothing = sum_.node.inputs
-    checked = _origin(nothing).node
+    checked = traced_back(nothing, COPIES).node
     if checked.op != "CheckNumerics" or checked.inputs[0].node.op != "SelectV2":
         return False
     inside, fine, fault = checked.inputs[0].node.inputs
-    if not (_is_constant(fine, 0.0) and _is_constant(fault, np.nan) and inside.node.op == "LogicalAnd"):
+    if not (is_number(fine, 0.0) and is_number(fault, np.nan) and inside.node.op == "LogicalAnd"):
         return False
     low, high = (value.node for value in inside.node.inputs)
-    begins = low.op == "GreaterEqual" and low.inputs[0] is positions and _is_constant(low.inputs[1], 0)
+    begins = low.op == "GreaterEqual" and low.inputs[0] is positions and is_number(low.inputs[1], 0)
     return begins and high.op == "Less" and high.inputs[0] is positions and high.inputs[1] is stride
-
-
-def _is_constant(value: Value, content: float) -> bool:
-    found = value.node.attr("value") if value.node.op == "Const" else None
-    return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, content, equal_nan=True)
 
 
 def judge_blockwise(seen: Seen) -> str | None:

@@ -21,7 +21,7 @@ from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PER_REPLICA
-from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.traversal import ancestors, dependencies, grouped, marks_before, reachable, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
 
@@ -72,10 +72,7 @@ class Accesses:
 def accesses_of(graph: Graph) -> Accesses:
     """Find all accesses of a graph, and their order."""
     order = topological_order(graph)
-    of: dict[str, list[Node]] = {}
-    for node in order:
-        for handle in accessed(node):
-            of.setdefault(handle.name, []).append(node)
+    of = grouped((handle.name, node) for node in order for handle in accessed(node))
     bit: dict[Node, int] = {}
     for nodes in of.values():
         for node in nodes:
@@ -197,15 +194,14 @@ def effects_needed(roots: Iterable[Node]) -> tuple[set[Node], set[Node]]:
 
     A random draw that is needed only for its size need not run at all.
     """
-    asked, pending = set(roots), list(roots)
-    while pending:
-        node = pending.pop()
+
+    def needed(node: Node) -> list[Node]:
         values = () if node.op in _SIZES else node.inputs
-        new = {*(value.node for value in values), *node.controls} - asked
-        asked |= new
-        pending += new
+        return [*(value.node for value in values), *node.controls]
+
+    asked = reachable(roots, needed)
     found = effects_before(roots)
-    return found & asked, {node for node in found - asked if not _only_draws(node)}
+    return found & asked.keys(), {node for node in found - asked.keys() if not _only_draws(node)}
 
 
 def _only_draws(node: Node) -> bool:

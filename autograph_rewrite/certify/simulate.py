@@ -440,11 +440,8 @@ FORWARDED = frozenset(("Identity", "LoopCond", "NextIteration"))
 """Ops that forward their operand unchanged."""
 
 
-class _Dead:
-    """The result of a node that does not run."""
-
-
-DEAD = _Dead()
+DEAD = object()
+"""The result of a node that does not run."""
 
 
 def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list[tuple[Sequence[Node], bool]]:

@@ -16,8 +16,8 @@ from autograph_rewrite.inspect.export import signature_data
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.report_view import plan_of
 from autograph_rewrite.inspect.table import drawn, table
+from autograph_rewrite.ir.format.function_library import Library
 from autograph_rewrite.ir.format.literals import shape_text
-from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.recorded_shapes import Shape
 from autograph_rewrite.ir.traversal import ancestors
@@ -155,7 +155,7 @@ def summarise(source: Source) -> Summary:
         item,
         variables,
         Counter(node.op for node in item.graph),
-        tuple(function_names(item.graph)),
+        tuple(Library(item.graph.library)),
         tuple(_warnings(item, flat, step, variables)),
     )
 
@@ -233,7 +233,7 @@ def _warnings(
     if unset:
         yield f"no initializer found for {_few(unset)}"
     graph = item.graph
-    functions = set(function_names(graph))
+    functions = set(Library(graph.library))
     unknown = sorted({node.op for node in graph if find_op(node.op) is None} - functions)
     if unknown:
         yield f"unknown ops: {_few(unknown)}"

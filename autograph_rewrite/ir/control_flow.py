@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.traversal import dependencies, topological_order
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
+from autograph_rewrite.ir.traversal import dependencies, grouped, topological_order, traced_back
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has, ops_with
 
 OPENS = ENTERS | SWITCHES
+_COPIES = ops_with("carries") | ops_with("loop_test")
 Frame = tuple[str, ...]
 """Names of the nested loops, outermost first; empty outside of all loops."""
 
@@ -77,9 +78,7 @@ def is_inside(node: Node, frames: Mapping[Node, Frame]) -> bool:
 
 def before_loops(value: Value) -> Value:
     """Return the value outside of all loops that an Enter forwards: a conversion there runs once, not per iteration."""
-    while value.node.op in ENTERS:
-        value = value.node.inputs[0]
-    return value
+    return traced_back(value, ENTERS)
 
 
 def by_loops(order: Iterable[Node]) -> list[list[Node]]:
@@ -89,9 +88,7 @@ def by_loops(order: Iterable[Node]) -> list[list[Node]]:
     """
     nodes = list(order)
     frames = frames_of(nodes)
-    parts: dict[object, list[Node]] = {}
-    for node in nodes:
-        parts.setdefault(frames[node][0] if node in frames else node, []).append(node)
+    parts: dict[str | Node, list[Node]] = grouped((frames[node][0] if node in frames else node, node) for node in nodes)
     part_of = {node: key for key, members in parts.items() for node in members}
     waits = {
         key: list(dict.fromkeys(part_of[p] for node in members for p in dependencies(node) if part_of[p] != key))
@@ -155,9 +152,7 @@ def predicate_of(switch: Node) -> Value:
 
 def decider(value: Value) -> Value:
     """Return the value that a predicate is a copy of, followed back through Identity, Enter, Switch and LoopCond."""
-    while (has(value.node.op, "carries") or value.node.op == "LoopCond") and value.node._inputs:
-        value = value.node._inputs[0]
-    return value
+    return traced_back(value, _COPIES)
 
 
 def unconditional_nodes(order: Iterable[Node]) -> set[Node]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.traversal import traced_back
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has
 
@@ -38,10 +39,12 @@ def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:
 
 def constant(value: Value) -> Any:
     """Return the array of a constant, also through Identity and Enter; None where the value is no Const."""
-    node = value.node
-    while node.op in ("Identity", "Enter") and node.inputs:
-        node = node.inputs[0].node
-    if node.op != "Const":
-        return None
-    found = node.attr("value")
+    node = traced_back(value, ("Identity", "Enter")).node
+    found = node.attr("value") if node.op == "Const" else None
     return found if isinstance(found, np.ndarray | np.generic) else None
+
+
+def is_number(value: Value, number: float) -> bool:
+    """Return whether a value is a constant with a single element, this number."""
+    found = value.node.attr("value") if value.node.op == "Const" else None
+    return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, number, equal_nan=True)

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, has
 
-T = TypeVar("T", bound=Hashable)
+Item = TypeVar("Item", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
+
+
+def reachable(starts: Iterable[Item], following: Callable[[Item], Iterable[Item]]) -> dict[Item, None]:
+    """Return the starts and all items that follow from them, the nearest first."""
+    found = dict.fromkeys(starts)
+    pending = list(found)
+    for item in pending:
+        new = [one for one in dict.fromkeys(following(item)) if one not in found]
+        found |= dict.fromkeys(new)
+        pending += new
+    return found
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Return the items of each key, in their order."""
+    found: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
+
+
+def traced_back(value: Value, ops: Container[str]) -> Value:
+    """Return the value that some ops hand on, followed back through their first operands."""
+    while value.node.op in ops and value.node._inputs:
+        value = value.node._inputs[0]
+    return value
 
 
 def dependencies(node: Node) -> list[Node]:
@@ -119,18 +146,6 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
             mask |= before.get(producer, 0) | marks.get(producer, 0)
         before[node] = mask
     return before
-
-
-def reachable(roots: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
-    """Return the roots and all that follows them; `following` returns what follows one directly."""
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        for one in following(stack.pop()):
-            if one not in seen:
-                seen.add(one)
-                stack.append(one)
-    return seen
 
 
 def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Node, Use, Value
-from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.traversal import descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
@@ -78,11 +78,7 @@ def written(node: Node) -> list[Node]:
 
 def updates(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """Return the nodes among `nodes` that write each variable, by the source of its handle."""
-    found: dict[Node, list[Node]] = {}
-    for node in nodes:
-        for handle in written(node):
-            found.setdefault(handle, []).append(node)
-    return found
+    return grouped((handle, node) for node in nodes for handle in written(node))
 
 
 def variable_dependent_nodes(nodes: Iterable[Node]) -> set[Node]:

@@ -29,6 +29,7 @@ from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.protos import Message, proto
 from autograph_rewrite.load import graphs, validate
@@ -488,9 +489,7 @@ def _write(path: Path, parts: Mapping[str, bytes]) -> None:
 
 
 def _placements_data(item: TrainingGraph) -> bytes:
-    names: dict[str, list[str]] = {}
-    for name in sorted(item.placements):
-        names.setdefault(str(item.placements[name]), []).append(name)
+    names = grouped((str(item.placements[name]), name) for name in sorted(item.placements))
     return json.dumps(names, indent=0, sort_keys=True).encode() if names else b""
 
 

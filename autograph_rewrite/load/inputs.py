@@ -14,9 +14,10 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import static_shape
+from autograph_rewrite.ir.traversal import traced_back
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import has, ops_with
 from autograph_rewrite.training_graph import TensorInfo
 
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
@@ -33,10 +34,7 @@ def is_drawn(node: Node) -> bool:
     """Return whether a node yields elements of an iterator, directly or through an Optional, as in loops over data."""
     if node.op != "OptionalGetValue":
         return has(node.op, "input_elements")
-    value = node.inputs[0]
-    while has(value.node.op, "carries"):
-        value = value.node.inputs[0]
-    return value.node.op == "IteratorGetNextAsOptional"
+    return traced_back(node.inputs[0], ops_with("carries")).node.op == "IteratorGetNextAsOptional"
 
 
 def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorInfo:

@@ -17,7 +17,7 @@ from autograph_rewrite.ir.format.function_library import Function, Library, call
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import OWN, Arg, OpDef, dtypes_of, find_op, get_op, signature
+from autograph_rewrite.ir.types.opdefs import OWN, Arg, OpDef, dtypes_of, find_op, get_op, places_of, signature
 from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.ir.types.wire import RawNode
 
@@ -224,14 +224,8 @@ class _CheckedBody:
             return given
         op = find_op(node.op) if node.op not in self._library else None
         declared = op.outputs if op is not None else self._library.get(node.op).outputs
-        attrs = {key: one.default for key, one in op.attrs.items() if one.default is not None} if op is not None else {}
-        at = 0
-        for arg in declared:
-            count = len(dtypes_of((arg,), {**attrs, **node.attrs}))
-            if arg.name == output:
-                return given[at : at + count]
-            at += count
-        return ()
+        place = places_of(declared, {**(op.defaults if op is not None else {}), **node.attrs}).get(output, range(0))
+        return given[place.start : place.stop]
 
 
 # Check a node of a file, in a graph or in the body of a function: its attributes, operands and their types.

@@ -9,20 +9,10 @@ from typing import Any
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import storage_key
 from autograph_rewrite.load.marks import CHECKPOINTS
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
-
-ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
-
-
-def resource_key(node: Node) -> tuple[str, str, str]:
-    """Return the key of a handle's storage; handles with equal keys are one variable."""
-    shared = node.attr("shared_name", b"").decode() or node.name
-    if shared == ANONYMOUS:
-        return "", "", node.name
-    kind = "ref" if has(node.op, "reference_variables") else "resource"
-    return kind, node.attr("container", b"").decode(), shared
 
 
 def find_variables(graph: Graph, collected: Collected, init_op: str | None, step: set[Node]) -> dict[str, Variable]:
@@ -35,7 +25,7 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
     handles: dict[tuple[str, str, str], Node] = {}
     for node in graph:
         if has(node.op, "variables"):
-            handles.setdefault(resource_key(node), node)
+            handles.setdefault(storage_key(node), node)
     initial = ancestors([graph.node(init_op)]) if init_op is not None else set()
     found = {}
     for handle in handles.values():
@@ -80,7 +70,7 @@ def merge_handles(graph: Graph) -> None:
     for node in graph:
         if node.op != "VarHandleOp":
             continue
-        handle = first.setdefault((*resource_key(node), node.device), node)
+        handle = first.setdefault((*storage_key(node), node.device), node)
         if handle is not node:
             node.output().replace_all_uses_with(handle.output())
 

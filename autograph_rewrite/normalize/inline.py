@@ -20,7 +20,7 @@ from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.format.function_library import Function, Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value, unique_among
 from autograph_rewrite.ir.recorded_shapes import Shape, record_shapes, static_shape
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import ancestors, reachable, traced_back
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName
 from autograph_rewrite.ir.types.wire import RawNode
@@ -126,15 +126,7 @@ def _lower(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
 def _open_gates(state: FunctionLowering, roots: Iterable[Node]) -> None:
     """Remove the gates whose effects run anyway, so that their readers do not wait for them."""
     gates = set(state.gates)
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        node = stack.pop()
-        producers = [value.node for value in node.inputs]
-        for producer in producers if node in gates else (*producers, *node.controls):
-            if producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
+    seen = reachable(roots, lambda node: [*(v.node for v in node.inputs), *(() if node in gates else node.controls)])
     behind: dict[Value, Value] = {}
     for gate in state.gates:
         if all(effect in seen for effect in gate.controls):
@@ -339,6 +331,7 @@ def _source(reference: str, nodes: Mapping[str, RawNode]) -> str:
 
 
 _TYPES = ("T", "_output_shapes")
+_COPIES = ("Switch", "Identity")
 
 Laid = dict[tuple[Value, Value], Value]  # (routing value, value carried instead) -> its copy
 
@@ -384,24 +377,18 @@ def _optional_source(path: Sequence[Value], end: Value, predicates: Mapping[Node
         return end.node
     if end.node.op != "Merge" or end.index != 0:
         return None
-    made = [_original(side).node for side in end.node.inputs]
+    made = [traced_back(side, _COPIES).node for side in end.node.inputs]
     full = [node for node in made if node.op == "OptionalFromValue"]
     if len(full) == 1 and all(node.op == "OptionalNone" for node in made if node is not full[0]):
         return full[0]
     decided = predicates.get(end.node)
     if decided is None or len(full) != 2:
         return None
+    decider = traced_back(decided, _COPIES)
     for step in path:
-        if step.node.op == "Switch" and _original(step.node.inputs[1]) is _original(decided):
+        if step.node.op == "Switch" and traced_back(step.node.inputs[1], _COPIES) is decider:
             return full[step.index]
     return None
-
-
-def _original(value: Value) -> Value:
-    """Follow a value back through nodes that only copy it."""
-    while value.node.op in ("Switch", "Identity"):
-        value = value.node.inputs[0]
-    return value
 
 
 def _lay(graph: Graph, value: Value, path: list[Value], laid: Laid) -> Value:

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
-from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, OpDef, dtypes_of, find_op
+from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, dtypes_of, find_op, places_of
 from autograph_rewrite.ir.types.wire import RawNode, read_varint
 from autograph_rewrite.ops.traits import ENTERS, has
 
@@ -360,15 +360,11 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
 
 
 def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, bytes]) -> dict[str, tuple[Value, ...]]:
-    bound = {}
-    at = 0
-    for arg in function.inputs:
-        count = len(dtypes_of((arg,), attrs))
-        bound[arg.name] = tuple(arguments[at : at + count])
-        at += count
-    if at != len(arguments):
-        raise GraphError(f"the function '{function.name}' takes {at} tensors, but is given {len(arguments)}")
-    return bound
+    places = places_of(function.inputs, attrs)
+    taken = sum(map(len, places.values()))
+    if taken != len(arguments):
+        raise GraphError(f"the function '{function.name}' takes {taken} tensors, but is given {len(arguments)}")
+    return {name: tuple(arguments[i] for i in place) for name, place in places.items()}
 
 
 def _offset(node: Node, output: str, library: Library) -> int:
@@ -376,17 +372,11 @@ def _offset(node: Node, output: str, library: Library) -> int:
     if not output:
         return 0
     op = find_op(node.op)
-    at = 0
-    for arg in op.outputs if op is not None else library.get(node.op).outputs:
-        if arg.name == output:
-            return at
-        at += len(dtypes_of((arg,), {**_defaults(op), **node.attrs}))
-    raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
-
-
-def _defaults(op: OpDef | None) -> dict[str, bytes]:
-    attrs = op.attrs if op is not None else {}
-    return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
+    declared = op if op is not None else library.get(node.op)
+    places = places_of(declared.outputs, {**(op.defaults if op is not None else {}), **node.attrs})
+    if output not in places:
+        raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
+    return places[output].start
 
 
 def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.recorded_shapes import is_number
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -224,10 +225,10 @@ def wait_by_control_edges(graph: Graph) -> list[Barrier]:
     """Replace the additions of zero by control edges, in place; return the barriers."""
     found = []
     for node in [node for node in graph if node.op == "SelectV2"]:
-        if not (_is_constant(node.inputs[1], 0.0) and _is_constant(node.inputs[2], np.nan)):
+        if not (is_number(node.inputs[1], 0.0) and is_number(node.inputs[2], np.nan)):
             continue
         gradient = _awaited(node.inputs[0])
-        if gradient is None and not _is_constant(node.inputs[0], True):
+        if gradient is None and not is_number(node.inputs[0], True):
             continue
         entries = []
         for add, other in _additions(node.output()):
@@ -260,8 +261,3 @@ def _additions(zero: Value) -> Iterator[tuple[Node, Value]]:
             yield from _additions(user.output())
         elif user.op == "AddV2" and user.input_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER:
             yield user, user.inputs[1 - index]
-
-
-def _is_constant(value: Value, content: float) -> bool:
-    found = value.node.attr("value") if value.node.op == "Const" else None
-    return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, content, equal_nan=True)

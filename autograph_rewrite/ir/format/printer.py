@@ -175,9 +175,7 @@ def _constant_shape(raw: bytes) -> Shape | None:
     return decode_shape(proto("AttrValue").FromString(raw).tensor.tensor_shape)
 
 
-@lru_cache(maxsize=65536)
-def _small_shape(raw: bytes) -> Shape | None:
-    return _constant_shape(raw)
+_small_shape = lru_cache(maxsize=65536)(_constant_shape)
 
 
 @lru_cache(maxsize=4096)
@@ -251,12 +249,6 @@ def attr_text(raw: bytes | PerInstance) -> str:
     return _small_text(raw) if len(raw) <= SMALL else _attr_text(raw)
 
 
-@lru_cache(maxsize=65536)
-def _small_text(raw: bytes) -> str:
-    """Return the cached text: instances of one node, and nodes of one kind, share their attributes."""
-    return _attr_text(raw)
-
-
 def _attr_text(raw: bytes) -> str:
     if raw[:1] == _TENSOR:
         return _tensor_text(raw)
@@ -268,6 +260,10 @@ def _attr_text(raw: bytes) -> str:
         return _scalar_text(value, raw[:1])
     tag = raw[wire.read_varint(raw, 1)[1] :][:1]  # of the first item; all are alike
     return f"[{', '.join(_scalar_text(item, _TYPE if tag == _TYPES else tag) for item in value)}]"
+
+
+_small_text = lru_cache(maxsize=65536)(_attr_text)
+"""Cached: instances of one node, and nodes of one kind, share their attributes."""
 
 
 def _scalar_text(value: Any, tag: bytes = b"") -> str:
@@ -342,11 +338,6 @@ def library(graph: Graph) -> Iterator[Any]:
     for field, _, _, start, stop in wire.fields(graph.library):
         if field == 1:
             yield proto("FunctionDef").FromString(graph.library[start:stop])
-
-
-def function_names(graph: Graph) -> list[str]:
-    """Return the names of the library functions."""
-    return [function.signature.name for function in library(graph)]
 
 
 def functions(graph: Graph) -> list[str]:

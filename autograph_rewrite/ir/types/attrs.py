@@ -8,7 +8,7 @@ Kinds are those of OpDef: type, int, float, bool, string, shape, tensor, func, a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -77,17 +77,11 @@ def _decode_small(raw: bytes) -> Any:
 
 
 def _python(which: str, value: Any) -> Any:
-    if which == "shape":
-        return decode_shape(value)
-    if which == "tensor":
-        return decode_tensor(value)
-    if which == "func":
-        return _function(value)
     if which == "list":
         for field, items in value.ListFields():
             return tuple(_python(field.name, item) for item in items)
         return ()
-    return value
+    return _READ[which](value) if which in _READ else value
 
 
 def _function(value: Message) -> FunctionName:
@@ -142,6 +136,9 @@ def decode_tensor(tensor: Any) -> Any:
     return whole.reshape(shape)
 
 
+_READ: dict[str, Callable[[Any], Any]] = {"shape": decode_shape, "tensor": decode_tensor, "func": _function}
+
+
 def is_splat(array: Any) -> bool:
     """Return whether one number in memory stands for all elements of an array of several."""
     return bool(array.size > 1 and not any(array.strides))
@@ -170,12 +167,8 @@ def encode(kind: str, value: Any) -> bytes:
         text = value.encode() if isinstance(value, str) else bytes(value)
         return b"\x12" + varint(len(text)) + text
     message = proto("AttrValue")()
-    if kind == "shape":
-        _put_shape(message.shape, value)
-    elif kind == "tensor":
-        _put_tensor(message.tensor, value)
-    elif kind == "func":
-        _put_function(message.func, value)
+    if kind in _PUT:
+        _PUT[kind](getattr(message, kind), value)
     elif kind.startswith("list("):
         _put_list(message.list, kind[5:-1], value)
     else:
@@ -230,6 +223,7 @@ def _put_function(message: Any, value: FunctionName) -> None:
         message.attr[key].CopyFrom(proto("AttrValue").FromString(raw))
 
 
+_PUT: dict[str, Callable[[Any, Any], None]] = {"shape": _put_shape, "tensor": _put_tensor, "func": _put_function}
 _LIST_FIELDS = {"type": "type", "int": "i", "bool": "b", "float": "f", "string": "s"}
 
 
@@ -239,6 +233,5 @@ def _put_list(message: Any, kind: str, values: Sequence[Any]) -> None:
         items = [v.encode() if isinstance(v, str) else v for v in values]
         getattr(message, _LIST_FIELDS[kind]).extend(items)
         return
-    put: Any = {"shape": _put_shape, "tensor": _put_tensor, "func": _put_function}[kind]
     for value in values:
-        put(getattr(message, kind).add(), value)
+        _PUT[kind](getattr(message, kind).add(), value)

@@ -56,6 +56,11 @@ class OpDef:
     is_stateful: bool
     type_attrs: tuple[str, ...] = field(default=())  # the attributes that decide its dtypes and counts
 
+    @property
+    def defaults(self) -> dict[str, bytes]:
+        """The raw defaults of its attributes."""
+        return {name: attr.default for name, attr in self.attrs.items() if attr.default is not None}
+
 
 @cache
 def _shipped() -> dict[str, Any]:
@@ -227,6 +232,15 @@ def dtypes_of(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, .
             raise GraphError(f"a node says {arg.number_attr} = {count:,}: it cannot have that many inputs or outputs")
         result += [dtype] * count
     return tuple(result)
+
+
+def places_of(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> dict[str, range]:
+    """Return the positions of each declared input or output among the tensors of all; it raises like `dtypes_of`."""
+    found, at = dict[str, range](), 0
+    for arg in args:
+        found[arg.name] = range(at, at + len(dtypes_of((arg,), attrs)))
+        at = found[arg.name].stop
+    return found
 
 
 @cache

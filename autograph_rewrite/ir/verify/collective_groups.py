@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.traversal import dependencies, last_iteration
+from autograph_rewrite.ir.traversal import dependencies, last_iteration, traced_back
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, MERGES, has
 
@@ -97,13 +97,7 @@ def sent_by(node: Node) -> Value | None:
     """Return the value that a member sends, followed back through Identities; None where it only receives."""
     if "input" not in input_names(node.op)[:1] or not node.inputs:
         return None
-    return _original(node.inputs[0])
-
-
-def _original(value: Value) -> Value:
-    while value.node.op == "Identity" and value.node.inputs:
-        value = value.node.inputs[0]
-    return value
+    return traced_back(node.inputs[0], ("Identity",))
 
 
 def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
@@ -116,7 +110,7 @@ def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
             return node.name
     if has(node.op, "carries") and node.inputs:
         return _symbol(node.inputs[0], sent, depth)
-    if node.op == "Size" and sent is not None and _original(node.inputs[0]) is sent:
+    if node.op == "Size" and sent is not None and traced_back(node.inputs[0], ("Identity",)) is sent:
         return (node.op, SENT)
     if node.op in _ARITHMETIC and depth:
         return (node.op, *(_symbol(one, sent, depth - 1) for one in node.inputs))

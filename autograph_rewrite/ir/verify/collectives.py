@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ir.traversal import grouped, marks_before
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.verify.collective_groups import (
@@ -189,9 +189,7 @@ def _disagreement(job: Job, group: Collective, what: str, of: Callable[[Node], A
 def members_have_devices(job: Job) -> Iterator[Fault]:
     """Every member is on a separate device, whose name includes the process where there are several ranks."""
     for group in job.found:
-        places: dict[str, list[Node]] = {}
-        for node in group.members:
-            places.setdefault(device_specs.canonical(node.device), []).append(node)
+        places = grouped((device_specs.canonical(node.device), node) for node in group.members)
         for device, nodes in places.items():
             spec = device_specs.parse(device)
             if not device:
@@ -238,11 +236,9 @@ def _readable(attr: str, node: Node) -> Hashable:
 
 def groups_have_one_set_of_devices(job: Job) -> Iterator[Fault]:
     """A group key stands for one set of devices, and for its size: TensorFlow resolves each key once."""
-    groups: dict[int, list[Collective]] = {}
-    for group in job.found:
-        if len(group.members) * job.each == group.group_size:  # `members_are_complete` reports the others
-            groups.setdefault(group.group_key, []).append(group)
-    for key, same in groups.items():
+    # `members_are_complete` reports the others
+    complete = (group for group in job.found if len(group.members) * job.each == group.group_size)
+    for key, same in grouped((group.group_key, group) for group in complete).items():
         sets = {
             group.members[0]: frozenset(device_specs.canonical(node.device) for node in group.members) for group in same
         }
@@ -258,10 +254,7 @@ def groups_have_one_set_of_devices(job: Job) -> Iterator[Fault]:
 
 def keys_never_meet(job: Job) -> Iterator[Fault]:
     """Two collectives of a group never have one instance key, whatever the sizes that their keys are computed from."""
-    groups: dict[int, list[Collective]] = {}
-    for group in job.found:
-        groups.setdefault(group.group_key, []).append(group)
-    for same in groups.values():
+    for same in grouped((group.group_key, group) for group in job.found).values():
         if all(isinstance(group.symbol, int) for group in same):
             continue
         ranges = [(group, key_range(group.symbol)) for group in same]

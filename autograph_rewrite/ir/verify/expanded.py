@@ -19,7 +19,7 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import ONCE, Mesh, common_name
 from autograph_rewrite.ir.run_writes import compared, original_name, writes_of
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import ancestors, grouped
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.verify.collectives import collective_faults
@@ -188,9 +188,7 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
     for what, names in (("step", step), ("initialisation", tuple(filter(None, [original.init_op])))):
         before = _writes(original.graph, names)
         after = _writes(finished.graph, names)
-        copies: dict[str, list[tuple[Node, int]]] = {}
-        for handle, count in after.items():
-            copies.setdefault(original_name(handle.name, original.graph.nodes), []).append((handle, count))
+        copies = grouped((original_name(one.name, original.graph.nodes), (one, count)) for one, count in after.items())
         for handle, count in before.items():
             if handle.name not in copies:
                 yield Fault(f"the {what} writes '{handle.name}' {count} times, now never", handle)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.errors import GraphError, VerifyError
-from autograph_rewrite.ir.format.printer import function_names
+from autograph_rewrite.ir.format.function_library import Library
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PROCESS, Mesh, PerInstance, Select, is_axis, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
@@ -156,13 +156,12 @@ def types_agree(view: View) -> Iterator[Fault]:
     asked: dict[Node, tuple[int, ...]] = {}
     known: dict[tuple[object, ...], Types] = {}
     deciding: dict[str, tuple[str, ...]] = {}
-    library: set[str] | None = None
+    library = Library(view.graph.library)
     for node in view.nodes:
         keys = deciding.get(node.op)
         if keys is None:
             op = find_op(node.op)
             if op is None:
-                library = set(function_names(view.graph)) if library is None else library
                 if node.op not in library:  # a node may call a function by having its name as op
                     yield Fault(f"'{node.name}' has the unknown op '{node.op}'", node)
                 continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ir.traversal import grouped, marks_before
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import sent_by
 from autograph_rewrite.ir.verify.folded import Fault
@@ -50,10 +50,8 @@ def _kind(node: Node) -> str:
 def nccl_has_one_order(job: Job) -> Iterator[Fault]:
     """A collective that asks for NCCL waits for all earlier ones on its device that may run in the same step."""
     asking = {node for group in job.found for node in group.members if uses_nccl(node)}
-    lanes: dict[tuple[int, str], list[Node]] = {}
-    for node in job.ordered[0]:
-        if node in asking:
-            lanes.setdefault((job.rank(node), device_specs.canonical(node.device)), []).append(node)
+    in_order = (node for node in job.ordered[0] if node in asking)
+    lanes = grouped(((job.rank(node), device_specs.canonical(node.device)), node) for node in in_order)
     marks = {node: 1 << i for i, node in enumerate(node for lane in lanes.values() for node in lane)}
     before = marks_before(job.ordered[0], marks) if marks else {}
     for (_, device), lane in lanes.items():

@@ -70,7 +70,7 @@ def images(n: Op, rank: int, channel: str) -> str:
 
 def _terms(n: Op, rank: int, depthwise: bool) -> tuple[str, str, str]:
     """Return the factors of the input, the filter and the output of a convolution."""
-    sides = (_channels(n, 0, rank), *_filters(n, 1, rank))
+    sides = (_dims(n, 0, rank)[images(n, rank, "c").split().index("c")], *_dims(n, 1, rank)[-2:])
     given, kept, last = [to_global(dim, n.semantics.extent.units) for dim in sides]
     into = out = "."
     if n.semantics.extent.is_known and given is not None and given == kept:
@@ -79,16 +79,10 @@ def _terms(n: Op, rank: int, depthwise: bool) -> tuple[str, str, str]:
     return images(n, rank, into), f"{each} {'.' if depthwise else out}", images(n, rank, out)
 
 
-def _channels(n: Op, index: int, rank: int) -> Dim:
-    """Return the channels of images; the operand is the images or their shape."""
+def _dims(n: Op, index: int, rank: int) -> tuple[Dim, ...]:
+    """Return the dimensions of images or of a filter; the operand is the value or its shape."""
     dims = n.value(index) or n.shape(index)
-    return dims[images(n, rank, "c").split().index("c")] if dims is not None and len(dims) == rank else None
-
-
-def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
-    """Return the last two dimensions of a filter; the operand is the filter or its shape."""
-    dims = n.value(index) or n.shape(index)
-    return (dims[-2], dims[-1]) if dims is not None and len(dims) == rank else (None, None)
+    return dims if dims is not None and len(dims) == rank else (None,) * rank
 
 
 def _conv_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:

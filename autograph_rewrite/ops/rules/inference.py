@@ -17,12 +17,13 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
+from autograph_rewrite.ir.traversal import traced_back
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, times
 from autograph_rewrite.ops.rules.base import Op, Rule, Semantics, like_first, stated, whole
 from autograph_rewrite.ops.rules.table import rule_of
-from autograph_rewrite.ops.traits import BACK_EDGES, has
+from autograph_rewrite.ops.traits import BACK_EDGES, has, ops_with
 
 
 def const_fact(node: Node) -> Fact:
@@ -80,8 +81,7 @@ class Shapes:
         holds = dtypes.base(fact.dtype) in (dtypes.RESOURCE, dtypes.VARIANT) and value.node.op not in _OF_HANDLES
         if fact.shape is not None and not holds:  # the fact of a container has the shape of its elements
             return fact.shape
-        while has(value.node.op, "forwards") and value.node.inputs:
-            value = value.node.inputs[0]  # a copy has the shape of its operand
+        value = traced_back(value, ops_with("forwards"))  # a copy has the shape of its operand
         return f"{value.node.op} {common_name(value.name)}"
 
     def _infer(self, node: Node) -> tuple[Fact, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variable_uses import completions, variable_uses
 from autograph_rewrite.errors import GraphError

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes

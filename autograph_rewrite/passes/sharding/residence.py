@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.variable_uses import obstacle, require_cuttable, variable_uses
 from autograph_rewrite.ir.builder import Builder

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.networks import reachable
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
