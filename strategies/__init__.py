@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
-from autograph_rewrite.config.user_code import blaming, find_file, load_module, require_allowed
+from autograph_rewrite.config.user_code import blaming, load_module
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
@@ -152,9 +152,7 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
         ConfigError: there is no such file or class, running it is not allowed or fails, or the class builds nothing.
     """
     where = config.where("strategy", "name")
-    path = find_file(file, where)
-    require_allowed(path, where)
-    module = load_module(path, where)
+    path, module = load_module(file, where)
     kind = getattr(module, name, None)
     if not isinstance(kind, type) or not callable(getattr(kind, "build", None)):
         hint = "it needs the method build(self, item, config) that returns a Plan"

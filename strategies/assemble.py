@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
@@ -180,9 +181,8 @@ def misfits(
     Args:
         choices: for each variable, overrides included.
     """
-    of: dict[int, list[builder.TrainedVariable]] = {}  # by identity: equal overrides may occur twice
-    for one in trained.values():
-        of.setdefault(id(override_of(one.name, config)), []).append(one)
+    # by identity: equal overrides may occur twice
+    of = grouped((id(override_of(one.name, config)), one) for one in trained.values())
     for i, override in enumerate(config.variables):
         meant = of.get(id(override), [])
         asks = override.partition is not None or override.synchronizer == "ps" or override.server_settings

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Pipeline, Remat, Sharding
 from autograph_rewrite.diagnostics.amounts import duration, several
@@ -24,12 +25,12 @@ from autograph_rewrite.load.sharding_marks import mark_of
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.notes import CHOSEN, SHOWN, RankedPlan
 from autograph_rewrite.plan.parts.residence import Sharded, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder import Choice, Parts, StrategyBuilder, TrainedVariable, over_replicas
-from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, modes_of, plans_of, rows, with_settings
 from autograph_rewrite.strategies.per_variable import PerVariable
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -204,9 +205,7 @@ def _choices(name: str, plans: list[Plan]) -> list[Choice]:
 
 def _alike(trained: Mapping[str, TrainedVariable]) -> list[list[TrainedVariable]]:
     """Return the variables in groups of one shape and role, the heaviest group first."""
-    groups: dict[object, list[TrainedVariable]] = {}
-    for one in trained.values():
-        groups.setdefault((one.role.sparse, one.shape, one.variable.dtype), []).append(one)
+    groups = grouped(((one.role.sparse, one.shape, one.variable.dtype), one) for one in trained.values())
     return sorted(groups.values(), key=lambda group: -sum(one.variable.nbytes for one in group))
 
 
@@ -234,6 +233,116 @@ def _with_options(plan: Plan, names: Collection[str], **changes: Any) -> Plan:
         replace(one, options=replace(one.options, **changes)) if one.name in names else one for one in plan.variables
     )
     return replace(plan, variables=tuple(requests))
+
+
+# The candidates: every builder's plan, with shared and with mirrored variables where that is open.
+
+
+class Compared(NamedTuple):
+    """A plan that was simulated.
+
+    Attributes:
+        name: for people.
+        found: its simulation.
+        fits: whether it fits the memory limit; None without a limit.
+    """
+
+    name: str
+    found: Simulation
+    fits: bool | None = None
+
+
+def rows(compared: Sequence[Compared], chosen: str) -> list[str]:
+    """Return plans as rows of a table, in their order, each with the verdict.
+
+    Args:
+        compared: the best first.
+        chosen: the name of the chosen plan.
+    """
+    best = next(one.found.step_seconds for one in compared if one.name == chosen)
+    return [
+        str(
+            RankedPlan(
+                rank,
+                one.found.step_seconds * 1e3,
+                one.found.peak_bytes / 2**20,
+                one.found.moved_bytes / 2**20,
+                one.fits,
+                _verdict(one, best, chosen),
+                one.name,
+            )
+        )
+        for rank, one in enumerate(compared[:SHOWN], start=1)
+    ]
+
+
+def _verdict(one: Compared, best: float, chosen: str) -> str:
+    if one.name == chosen:
+        return CHOSEN
+    if one.fits is False:
+        return "too large"
+    if one.found.step_seconds < best:
+        return "cannot be built"
+    slower = one.found.step_seconds / best - 1 if best else 0.0  # a graph without work takes no time
+    return f"{slower:.1%} slower" if slower >= 0.0005 else "no faster"
+
+
+PLAIN = "AllReduce"
+"""The builder that places no single variable."""
+
+
+def with_settings(config: Config, **settings: Any) -> Config:
+    """Return a configuration with other settings and the same source."""
+    changed = config.model_copy(update=settings)
+    changed._source = config._source
+    return changed
+
+
+def in_mode(config: Config, mode: str | None) -> Config:
+    """Return a configuration with its variables in one mode, and nothing compressed."""
+    section = config.strategy.model_copy(update={"variables": mode, "compressor": "none"})
+    return with_settings(config, strategy=section)
+
+
+def plans_of(
+    item: TrainingGraph, config: Config, builders: Mapping[str, StrategyBuilder]
+) -> tuple[dict[str, Plan], list[str]]:
+    """Return the plans of all builders that have one for this item, and why the others have none.
+
+    Args:
+        item: it is only read.
+
+    Raises:
+        RewriteError: none has one.
+    """
+    plans: dict[str, Plan] = {}
+    errors: dict[str, RewriteError] = {}
+    modes = modes_of(config)
+    if config.model_size > 1 and config.workers == 1 and len(config.replicas) == 1:
+        builders = {PLAIN: builders[PLAIN]}  # one replica has everything, so builders do not differ
+    for mode in modes:
+        chosen = in_mode(config, mode)
+        for builder, made in builders.items():
+            name = f"{builder} ({mode})" if len(modes) > 1 else builder
+            try:
+                plans[name] = made.build(item, chosen)
+            except RewriteError as error:
+                errors[name] = error
+    if not plans:
+        raise next(iter(errors.values()))
+    return plans, [f"{name} has no plan: {error.problem}" for name, error in errors.items()]
+
+
+def modes_of(config: Config) -> tuple[str | None, ...]:
+    """Return where variables may live; mirrored ones need distinct devices of several replicas, and no stages."""
+    known = config.strategy.variables
+    if known or config.workers > 1:
+        return (known,)
+    devices = config.devices or ()
+    if config.model_size > 1 and len(config.replicas) == 1:
+        return ("shared",)
+    apart = len(set(devices)) == len(devices) and config.pipeline is None
+    return ("shared", "mirrored") if apart else ("shared",)
 
 
 # Auto with a memory limit: which stages, micro-batches and recomputation let a step fit the memory of a device.
@@ -293,19 +402,16 @@ class Start(NamedTuple):
             parts += [f"{one.match} split {list(one.split)}" for one in config.sharding if one.split]
         if config.pipeline is not None:
             parts.append(f"{config.pipeline.stages} stages")
-        count = config.pipeline.microbatches if config.pipeline is not None else config.microbatches
-        parts += [f"{count} micro-batches"] if (count or 1) > 1 else []
+        count = _microbatches(config)
+        parts += [f"{count} micro-batches"] if count > 1 else []
         parts += [f"remat {config.remat.policy}"] if config.remat.policy != "none" else []
         parts += [f"in stages {', '.join(map(str, config.remat.stages))}"] if config.remat.stages else []
         return ", ".join(parts)
 
 
-class _Layout(NamedTuple):
-    """Micro-batches, with stages or without, that have not been tried yet."""
-
-    microbatches: int
-    config: Config
-    builder: str
+def _microbatches(config: Config) -> int:
+    """Return into how many micro-batches each replica's examples are cut, with stages or without."""
+    return (config.pipeline.microbatches if config.pipeline is not None else config.microbatches) or 1
 
 
 @dataclass
@@ -372,17 +478,18 @@ class Starts:
                 self._try(in_mode(self.config, mode), builder)
         front = list(_front(self.found))
         tries = [*self._over_time(front), *self._in_stages(front)]
-        for one in sorted(tries, key=lambda one: COUNTS.index(one.microbatches)):  # of a large graph, not all are tried
-            self._try(one.config, one.builder)
+        tries.sort(key=lambda one: COUNTS.index(_microbatches(one[0])))
+        for config, builder in tries:  # of a large graph, not all are tried
+            self._try(config, builder)
 
-    def _over_time(self, front: list[Start]) -> Iterator[_Layout]:
+    def _over_time(self, front: list[Start]) -> Iterator[tuple[Config, str]]:
         """Yield micro-batches with the plans that no other beats."""
         if self.config.microbatches == 1 and self.config.pipeline is None:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
                 for start in front:
-                    yield _Layout(count, with_settings(start.config, microbatches=count), start.builder)
+                    yield with_settings(start.config, microbatches=count), start.builder
 
-    def _in_stages(self, front: list[Start]) -> Iterator[_Layout]:
+    def _in_stages(self, front: list[Start]) -> Iterator[tuple[Config, str]]:
         """Yield stages with whole layers on each device, and with the best annotations of each mesh.
 
         Args:
@@ -390,9 +497,7 @@ class Starts:
                 mirrored variables, too.
         """
         devices, chosen = len(self.config.devices or ()), self.config.strategy.variables
-        by_size: dict[int, list[Start]] = {}
-        for start in self.found:
-            by_size.setdefault(start.config.model_size, []).append(start)
+        by_size = grouped((start.config.model_size, start) for start in self.found)
         cut = [start for size in sorted(by_size.keys() - {1}) for start in _front(by_size[size])]
         kinds = [(self.config, start.builder, mode) for start in front for mode in ("shared", start.config.mode)]
         kinds += [(start.config, start.builder, mode) for start in cut for mode in ("shared", start.config.mode)]
@@ -404,8 +509,7 @@ class Starts:
                 mesh = Mesh(data=replicas, model=base.model_size) if base.model_size > 1 else None
                 for count in (1, *self._counts(replicas)):
                     section = Pipeline(stages=stages, microbatches=count)
-                    config = with_settings(in_mode(base, mode), pipeline=section, mesh=mesh)
-                    yield _Layout(count, config, builder)
+                    yield with_settings(in_mode(base, mode), pipeline=section, mesh=mesh), builder
 
     def _annotate(self) -> None:
         """Try model axes, with the cuts that a search finds."""
@@ -774,10 +878,11 @@ def seeds_of(item: TrainingGraph, devices: int) -> Iterator[Seed]:
         item: normalised.
         devices: on the model axis.
     """
-    groups: dict[object, list[TrainedVariable]] = {}
-    for name, one in trained_variables(item).items():
-        if len(one.shape) > 1 and not one.obstacle:
-            groups.setdefault((_NUMBERED.sub("", name), one.shape, one.variable.dtype), []).append(one)
+    groups = grouped(
+        ((_NUMBERED.sub("", name), one.shape, one.variable.dtype), one)
+        for name, one in trained_variables(item).items()
+        if len(one.shape) > 1 and not one.obstacle
+    )
     found: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
     for alike in sorted(groups.values(), key=lambda group: -sum(one.variable.nbytes for one in group)):
         dims = tuple(dim for dim in _dimensions(item, alike[0]) if can_be_cut(alike[0].shape, dim, devices))

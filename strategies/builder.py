@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import Role
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.ir.types import device_names
@@ -130,9 +131,7 @@ def servers(config: Config) -> tuple[str, ...]:
     """
     if config.cluster is not None and config.cluster.ps:
         return tuple(device_names.on_task(HOST, "ps", task) for task in range(len(config.cluster.ps)))
-    by_process: dict[str, list[str]] = {}
-    for device in job_devices(config):
-        by_process.setdefault(device_names.process_of(device), []).append(device)
+    by_process = grouped((device_names.process_of(device), device) for device in job_devices(config))
     found: list[str] = []
     for process, own in by_process.items():
         found += [device for device in own if device_names.parse(device).kind == "CPU"] or [process + HOST]

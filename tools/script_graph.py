@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack, walk_tb
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -161,12 +161,8 @@ def _is_named(one: Any, name: str | None) -> bool:
     """Return whether a variable of this name holds an object, in any frame of the stack; None: any object counts."""
     if name is None:
         return True
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if any(scope.get(name) is one for scope in (frame.f_locals, frame.f_globals)):
-            return True
-        frame = frame.f_back
-    return False
+    frames = (frame for frame, _ in walk_stack(sys._getframe(2)))
+    return any(scope.get(name) is one for frame in frames for scope in (frame.f_locals, frame.f_globals))
 
 
 def _of_any_batch(part: Any) -> Any:
@@ -195,9 +191,5 @@ def _as_main(path: Path) -> Iterator[None]:
 
 def _line_of(error: Exception, path: Path) -> str | None:
     """Return the innermost line of the script in an error's traceback."""
-    found, here = None, error.__traceback__
-    while here is not None:
-        if here.tb_frame.f_code.co_filename == str(path):
-            found = f"{path}:{here.tb_lineno}"
-        here = here.tb_next
-    return found
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else None

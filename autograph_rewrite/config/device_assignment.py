@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+import numpy as np
+
 from autograph_rewrite.config.sections import DeviceAssignment, Mesh
 from autograph_rewrite.diagnostics.located_yaml import Finding
 
@@ -92,10 +94,7 @@ def mesh_of(given: DeviceAssignment, stages: int) -> Mesh:
 
 
 def _number(topology: Sequence[int], at: Sequence[int]) -> int:
-    number = 0
-    for dim in (*reversed(range(len(topology) - 1)), len(topology) - 1):
-        number = number * topology[dim] + at[dim]
-    return number
+    return int(np.ravel_multi_index((at[-1], *at[:-1]), (topology[-1], *topology[:-1]), order="F"))
 
 
 def _stride(given: DeviceAssignment) -> Coordinates:
@@ -122,11 +121,8 @@ def _arrangement(counts: Sequence[int], replicas: int) -> list[int]:
 def _positions(arrangement: Sequence[int], replicas: int) -> Iterator[list[int]]:
     """Yield the place of each replica in an arrangement: the last dimension counts fastest, then the first, ..."""
     for replica in range(replicas):
-        at = []
-        for size in (arrangement[-1], *arrangement[:-1]):
-            at.append(replica % size)
-            replica //= size
-        yield [*at[1:], at[0]]
+        last, *others = np.unravel_index(replica, (arrangement[-1], *arrangement[:-1]), order="F")
+        yield [*map(int, others), int(last)]
 
 
 def _problems(given: DeviceAssignment, own: int) -> Iterator[Finding]:

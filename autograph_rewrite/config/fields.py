@@ -39,11 +39,6 @@ def read_size(value: object) -> int:
     return int(size)
 
 
-def _regular_expression(value: str) -> str:
-    check_pattern(value)
-    return value
-
-
 def read_address(value: str) -> str:
     """Read the address at which a process listens: host:port."""
     match = _ADDRESS.fullmatch(value)
@@ -79,7 +74,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 DeviceName = Annotated[str, Field(strict=True), AfterValidator(canonical)]
-Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_regular_expression)]
+Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(check_pattern)]
 Address = Annotated[str, Field(strict=True), AfterValidator(read_address)]
 
 

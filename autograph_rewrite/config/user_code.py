@@ -34,20 +34,6 @@ def allow_code(path: str | os.PathLike[str]) -> None:
     os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), os.path.realpath(path)}))
 
 
-def require_allowed(path: Path, where: str) -> None:
-    """Refuse to run a file that is not allowed.
-
-    Raises:
-        ConfigError: it is not allowed.
-    """
-    if os.path.realpath(path) in _allowed():
-        return
-    raise ConfigError(
-        f"{where}: the configuration wants '{path}' to be run, and code that a file names runs only if you allow it",
-        hint=f"read it, then add --allow-code to the command, or ar.allow_code({str(path)!r}) to the program",
-    )
-
-
 def named_files(config: Config) -> list[Path]:
     """The Python files that a configuration names: of its builder, its compressors, its passes and its ops.
 
@@ -66,19 +52,26 @@ def named_files(config: Config) -> list[Path]:
     return [find_file(file, config.where(*path)) for file, path in named]
 
 
-def load_module(path: Path, where: str) -> ModuleType:
-    """Run a file as a separate module.
+def load_module(file: str, where: str) -> tuple[Path, ModuleType]:
+    """Run a file that a configuration names as a separate module; return its path and the module.
 
     Raises:
-        ConfigError: it is no Python file, or it fails.
+        ConfigError: it does not exist, may not run, is no Python file, or fails.
     """
+    path = find_file(file, where)
+    if os.path.realpath(path) not in _allowed():
+        raise ConfigError(
+            f"{where}: the configuration wants '{path}' to be run, and code that a file names runs only if you "
+            "allow it",
+            hint=f"read it, then add --allow-code to the command, or ar.allow_code({str(path)!r}) to the program",
+        )
     spec = importlib.util.spec_from_file_location(f"autograph_rewrite_own_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where}: '{path}' is no Python file")
     module = importlib.util.module_from_spec(spec)
     with blaming(f"{where}: '{path}' cannot be run", ConfigError):
         spec.loader.exec_module(module)
-    return module
+    return path, module
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from autograph_rewrite.analysis.liveness import Holders, first_holders
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
-from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology, added
 from autograph_rewrite.cost.pipeline.parts import Staged, divided
-from autograph_rewrite.cost.pipeline.tasks import StagedStep, use_of_pipeline
+from autograph_rewrite.cost.pipeline.tasks import StagedStep, bubble_of, devices_of, exchanges_of, played
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.layers import NodeUse
 from autograph_rewrite.cost.tasks.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
@@ -185,21 +185,22 @@ def _in_stages(
 ) -> Simulation:
     """Predict one step of a pipeline."""
     with no_garbage_collection():
-        used = use_of_pipeline(staged, plan, topology, sizes, asked.residences)
-    tasks = used.step.all_tasks
+        step, seconds = played(staged, plan, topology, sizes)
+        devices = devices_of(step, plan, topology, sizes, asked.residences)
+    tasks = step.all_tasks
     return Simulation(
-        step_seconds=used.seconds + topology.machine.run_seconds,
-        exposed_seconds=_exposed(tasks, set(used.lanes)),
-        bubble=used.bubble,
-        devices=used.devices,
+        step_seconds=seconds + topology.machine.run_seconds,
+        exposed_seconds=_exposed(tasks, {lane for task in step.tasks.values() for lane in task.holds}),
+        bubble=bubble_of(step),
+        devices=devices,
         links=tuple(_links(tasks, topology)),
-        exchanges=used.exchanges,
+        exchanges=tuple(exchanges_of(step)),
         replicas=plan.replicas,
         batch=sizes.batch,
-        events=tuple(_events(tasks, used.step.places)),
+        events=tuple(_events(tasks, step.places)),
         notes=notes,
         exchanged_bytes=exchanged_bytes(plan.edges),
-        nodes=staged_uses(used.step),
+        nodes=staged_uses(step),
     )
 
 
@@ -235,14 +236,11 @@ def _sent(built: Built, topology: Topology) -> Iterator[ExchangeUse]:
 
 
 def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
+    exchanges = [task for task in tasks if task.kind == EXCHANGE]
+    busy = added(task.holds for task in exchanges)
     carried: Counter[str] = Counter()
-    busy: dict[str, float] = {}
-    for task in tasks:
-        if task.kind == EXCHANGE:
-            for lane, nbytes in task.traffic.items():
-                carried[lane] += int(nbytes)
-            for lane, held in task.holds.items():
-                busy[lane] = busy.get(lane, 0.0) + held
+    for lane, nbytes in (pair for task in exchanges for pair in task.traffic.items()):
+        carried[lane] += int(nbytes)
     others = topology.processes * (topology.local - 1)
     counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
     if topology.plan.pipeline is None:  # with stages, each link has a different name
@@ -331,13 +329,8 @@ def device_uses(
 
 def _busy(built: Built, tasks: Iterable[Task]) -> dict[str, float]:
     """Return how long tasks keep each place busy; on a CPU, scaled as if they kept all cores busy."""
-    busy: dict[str, float] = {}
-    for task in tasks:
-        if task.kind == COMPUTE:
-            for lane, held in built.busy(task).items():
-                place = task.place or lane
-                busy[place] = busy.get(place, 0.0) + held
-    return busy
+    computing = (task for task in tasks if task.kind == COMPUTE)
+    return added({task.place or lane: held} for task in computing for lane, held in built.busy(task).items())
 
 
 def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterator[DeviceContent]:

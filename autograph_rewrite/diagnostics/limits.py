@@ -128,8 +128,8 @@ LENGTH = 10_000
 """The most characters of a pattern, because the time of compiling grows faster than its length."""
 
 
-def check_pattern(pattern: str) -> None:
-    """Check that a text is a regular expression of limited length.
+def check_pattern(pattern: str) -> str:
+    """Return a text that is a regular expression of limited length.
 
     Raises:
         ValueError: it is not.
@@ -143,6 +143,7 @@ def check_pattern(pattern: str) -> None:
         raise ValueError("must be a regular expression with fewer brackets in each other") from None
     except (re.error, regex.error) as error:
         raise ValueError(f"must be a regular expression, and {pattern!r} is not: {error}") from None
+    return pattern
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -37,25 +37,17 @@ _MAX_ALIASED = 100_000  # values that aliases repeat: nested aliases can expand 
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in a file, counted from 1 as editors do."""
-
-    line: int
-    column: int
-
-
-@dataclass(frozen=True)
 class Source:
-    """The file that data were read from, with the places of its keys.
+    """The file that data were read from, with the lines of its keys, counted from 1.
 
     All sources compare equal, so that equal configurations from two files are equal.
     """
 
     name: str = field(default="config", compare=False)
-    places: Mapping[KeyPath, Place] = field(default_factory=dict, compare=False, repr=False)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, path: KeyPath) -> str:
-        """Return `file:line` of `path`, or of the nearest enclosing key; only the name if no places are known."""
+        """Return `file:line` of `path`, or of the nearest enclosing key; only the name if no lines are known."""
         line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
 
@@ -68,20 +60,19 @@ class Source:
         return FileFault(self.at(path), message, hint, self._line(path))
 
     def also(self, path: KeyPath, written: KeyPath) -> Source:
-        """Return a source in which `path` has the place of another key.
+        """Return a source in which `path` has the line of another key.
 
         Args:
             path: a key that is not in the file.
             written: the key from which its value follows.
         """
-        known = {path: self.places[written]} if written in self.places else {}
-        return replace(self, places=MappingProxyType({**self.places, **known}))
+        known = {path: self.lines[written]} if written in self.lines else {}
+        return replace(self, lines=MappingProxyType({**self.lines, **known}))
 
     def _line(self, path: KeyPath) -> int:
-        while path and path not in self.places:
+        while path and path not in self.lines:
             path = path[:-1]
-        place = self.places.get(path)
-        return place.line if place else 0
+        return self.lines.get(path, 0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,7 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
         raise error(f"{file}: the file is empty", hint="write {} to leave everything at its default")
     reader = _Reader(file, error)
     data = reader.read(root, ())
-    return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
+    return Located(data, Source(file, MappingProxyType(reader.lines)), tuple(reader.faults))
 
 
 def _is_too_deep(text: str) -> bool:
@@ -167,12 +158,12 @@ def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
 
 
 class _Reader:
-    """Turns YAML nodes into data and records places and faults; raises `error` for too deep or too many values."""
+    """Turns YAML nodes into data and records lines and faults; raises `error` for too deep or too many values."""
 
     def __init__(self, file: str, error: type[RewriteError]) -> None:
         self.file = file
         self._error = error
-        self.places: dict[KeyPath, Place] = {}
+        self.lines: dict[KeyPath, int] = {}
         self.faults: list[FileFault] = []
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
         self._read: set[int] = set()
@@ -195,7 +186,7 @@ class _Reader:
             if self._aliased > _MAX_ALIASED:
                 raise self._error(f"{self.file}: its aliases (*name) write more than {_MAX_ALIASED:,} values")
         self._read.add(id(node))
-        self.places.setdefault(path, _place(node))
+        self.lines.setdefault(path, _line(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in self._open:
@@ -214,10 +205,9 @@ class _Reader:
         for key, value in self._pairs(node):
             here = (*path, key.value)
             if key.value in data:
-                first = self.places[here].line
-                self._fault(key, f"the key '{key.value}' stands here twice (first in line {first})")
+                self._fault(key, f"the key '{key.value}' stands here twice (first in line {self.lines[here]})")
                 continue
-            self.places[here] = _place(key)
+            self.lines[here] = _line(key)
             data[key.value] = self.read(value, here)
         return data
 
@@ -244,9 +234,10 @@ class _Reader:
             return None
 
     def _fault(self, node: yaml.Node, message: str) -> None:
-        line = _place(node).line
+        line = _line(node)
         self.faults.append(FileFault(f"{self.file}:{line}", message, line=line))
 
 
-def _place(node: yaml.Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1

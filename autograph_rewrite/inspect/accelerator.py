@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from autograph_rewrite.analysis.accelerator import Crossing, Placed, crossings, is_accelerator, kernel_of, place
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.inspect.communication import origin_of
@@ -42,20 +43,16 @@ class HostNode:
 
     Attributes:
         types: of their operands and results.
-        names: of the nodes, without the replica.
+        nodes: their names, without the replica.
         count: over all replicas.
         added: how many of them the original graph does not have.
     """
 
     op: str
     types: str
-    names: tuple[str, ...]
+    nodes: tuple[str, ...]
     count: int
     added: int
-
-    def data(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {"op": self.op, "types": self.types, "nodes": list(self.names), "count": self.count, "added": self.added}
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Moved:
         to: "host" or "device".
         readers: the op types that read it there.
         count: copies per step.
-        nbytes: of all copies.
+        bytes: of all copies.
         added: how many of the copies the original graph does not have.
         added_bytes: bytes of the added copies.
         why: the reason for the added copies.
@@ -80,25 +77,10 @@ class Moved:
     to: str
     readers: tuple[str, ...]
     count: int
-    nbytes: int
+    bytes: int
     added: int
     added_bytes: int
     why: str
-
-    def data(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "value": self.value,
-            "op": self.op,
-            "dtype": self.dtype,
-            "to": self.to,
-            "readers": list(self.readers),
-            "count": self.count,
-            "bytes": self.nbytes,
-            "added": self.added,
-            "added_bytes": self.added_bytes,
-            "why": self.why,
-        }
 
 
 @dataclass(frozen=True)
@@ -128,7 +110,7 @@ class AcceleratorUse:
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data; with the added ones only if an original was given."""
-        nodes, moved = [one.data() for one in self.host_nodes], [one.data() for one in self.moved]
+        nodes, moved = ([asdict(one) for one in ones] for ones in (self.host_nodes, self.moved))
         for one in () if self.compared else (*nodes, *moved):
             one.pop("added")
             one.pop("added_bytes", None)
@@ -144,17 +126,17 @@ class AcceleratorUse:
     def __str__(self) -> str:
         extra = ("#added",) if self.compared else ()
         nodes = [
-            (one.op, one.types, one.names[0], one.count, *((one.added,) if extra else ())) for one in self.host_nodes
+            (one.op, one.types, one.nodes[0], one.count, *((one.added,) if extra else ())) for one in self.host_nodes
         ]
         moved = [
             (
-                one.value, one.op, one.dtype, one.to, ", ".join(one.readers) or "the program", one.count, one.nbytes,
+                one.value, one.op, one.dtype, one.to, ", ".join(one.readers) or "the program", one.count, one.bytes,
                 *((one.added,) if extra else ()),
             )
             for one in self.moved
         ]  # fmt: skip
         total = sum(one.count for one in self.moved)
-        nbytes = sum(one.nbytes for one in self.moved)
+        nbytes = sum(one.bytes for one in self.moved)
         parts = [
             table("no kernel on a GPU", ("op", "types", "for example", "#nodes", *extra), nodes),
             table("host and device", ("value", "op", "type", "to", "read by", "#crossings", "#bytes", *extra), moved),
@@ -241,9 +223,7 @@ def _kind(node: Node) -> tuple[str, str]:
 
 def _host_nodes(found: _PlacedStep, base: _PlacedStep | None) -> list[HostNode]:
     usual = Counter(_node_key(node) for node in base.without_kernel()) if base is not None else Counter()
-    groups: dict[tuple[str, str], list[Node]] = {}
-    for node in found.without_kernel():
-        groups.setdefault(_kind(node), []).append(node)
+    groups = grouped((_kind(node), node) for node in found.without_kernel())
     return [
         HostNode(
             *kind,
@@ -261,9 +241,7 @@ def _node_key(node: Node) -> tuple[str, str]:
 
 def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Moved]:
     usual = Counter(_origin(one) for one in base.crossings) if base is not None else Counter()
-    groups: dict[tuple[str, bool], list[Crossing]] = {}
-    for one in found.crossings:
-        groups.setdefault((common_name(one.value.name), one.to_host), []).append(one)
+    groups = grouped(((common_name(one.value.name), one.to_host), one) for one in found.crossings)
     seen: Counter[tuple[tuple[str, bool], tuple[str, str]]] = Counter()
     result = []
     for (name, to_host), group in groups.items():
@@ -282,7 +260,7 @@ def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Mov
             to="host" if to_host else "device",
             readers=tuple(sorted({reader.op for one in group for reader in one.readers})),
             count=len(group),
-            nbytes=nbytes,
+            bytes=nbytes,
             added=len(extra),
             added_bytes=added,
             why=found.reason(group[0]) if extra else "",

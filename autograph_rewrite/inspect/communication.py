@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
@@ -111,10 +112,8 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
         else:
             found.append(_meeting(group.members, edges, order=index, keys=keys))
     found += _stores_of(item.graph, edges)
-    merges: dict[tuple[str, str], list[Node]] = {}
     made = {edge.node for edge in edges}
-    for node in filter(_merges, item.graph):
-        merges.setdefault((_exchanged(node, made), _role(node)), []).append(node)
+    merges = grouped(((_exchanged(node, made), _role(node)), node) for node in filter(_merges, item.graph))
     found += [_meeting(tuple(nodes), edges) for nodes in merges.values()]
     return found + [along((node,), bare(node.name)) for node in item.graph if _joins_blocks(node)]
 
@@ -227,11 +226,8 @@ def _stores(node: Node) -> bool:
 def _stores_of(graph: Graph, edges: Sequence[ShownEdge]) -> Iterator[Meeting]:
     """Yield one exchange for the stores of each value, with the nodes of this process that use them."""
     by_value = {edge.node: edge for edge in edges}
-    groups: dict[str, list[Node]] = {}
+    groups = grouped((node.name.rpartition("/")[0], node) for node in graph if _stores(node))
     exchanged: set[str] = set()
-    for node in graph:
-        if _stores(node):
-            groups.setdefault(node.name.rpartition("/")[0], []).append(node)
     for name, stores in groups.items():
         users = [use.node for store in stores for value in store.outputs for use in value.uses]
         value = name

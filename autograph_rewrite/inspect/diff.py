@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, several
 from autograph_rewrite.inspect.communication import INSTANCE, bare
 from autograph_rewrite.inspect.graph_source import Source, as_graph
@@ -67,18 +68,14 @@ class Diff(NotebookView):
 
     def __bool__(self) -> bool:
         """Return whether there is any difference."""
-        return (
-            any((self.added, self.removed, self.copied, self.rewired, self.moved, self.changed, self.library))
-            or self.order
-        )
+        lists = (self.added, self.removed, self.copied, self.rewired, self.moved, self.changed, self.library)
+        return any(lists) or self.order
 
     def __str__(self) -> str:
         if not self:
             return "no differences\n"
         lines = []
-        copied: dict[int, list[str]] = {}
-        for name, instances in self.copied.items():
-            copied.setdefault(len(instances), []).append(name)
+        copied = grouped((len(instances), name) for name, instances in self.copied.items())
         for count, names in sorted(copied.items()):
             lines.append(f"{several(len(names), 'node')} copied, {several(count, 'instance')} each: {few(names)}")
         made = ", ".join(f"{count} by {name}" for name, count in sorted(self.made_by.items()))
@@ -86,11 +83,9 @@ class Diff(NotebookView):
             f"{several(len(self.added), 'node')} added" + (f" ({made})" if made else ""), _added(self.added), "+ "
         )
         lines += _section(f"{several(len(self.removed), 'node')} removed", list(self.removed.values()), "- ")
-        lines += _section(f"{several(len(self.rewired), 'input')} rewired", [str(change) for change in self.rewired])
+        lines += _section(f"{several(len(self.rewired), 'input')} rewired", list(map(str, self.rewired)))
         lines += _section(f"{several(len(self.moved), 'node')} moved", _moves(self.moved))
-        lines += _section(
-            f"{several(len(self.changed), 'attribute')} changed", [str(change) for change in self.changed]
-        )
+        lines += _section(f"{several(len(self.changed), 'attribute')} changed", list(map(str, self.changed)))
         lines += _section(f"{several(len(self.library), 'function')} changed", self.library)
         lines += ["the same nodes, in another order"] if self.order else []
         return "\n".join(lines) + "\n"
@@ -191,9 +186,8 @@ def _rewired(before: Node, after: Node, original: Graph, name: str) -> list[Chan
     if len(old) != len(new):
         found.append(Change(name, "inputs", _tensors(old), _tensors(new)))
     else:
-        for index, (was, now) in enumerate(zip(old, new, strict=True)):
-            if was != now:
-                found.append(Change(name, f"input {index}", f"%{was}", f"%{now}"))
+        pairs = enumerate(zip(old, new, strict=True))
+        found += [Change(name, f"input {i}", f"%{was}", f"%{now}") for i, (was, now) in pairs if was != now]
     waits_before = {control.name for control in before.controls}
     waits_after = {_bare(control.name, after, original) for control in after.controls}
     if waits_before != waits_after:
@@ -228,26 +222,18 @@ def _library_changes(first: Graph, second: Graph) -> list[str]:
 
 def _moves(moved: Sequence[Change]) -> list[str]:
     """Return one line per pair of devices, because a rewrite moves thousands of nodes."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for change in moved:
-        groups.setdefault((change.before, change.after), []).append(change.node)
+    groups = grouped(((change.before, change.after), change.node) for change in moved)
     lines = []
-    for (before, after), names in sorted(groups.items()):
-        lines.append(
-            f"{device_specs.short(before) or '(anywhere)'} -> {device_specs.short(after) or '(anywhere)'}: {few(names)}"
-        )
+    for places, names in sorted(groups.items()):
+        before, after = (device_specs.short(place) or "(anywhere)" for place in places)
+        lines.append(f"{before} -> {after}: {few(names)}")
     return lines
 
 
 def _added(added: Mapping[str, str]) -> list[str]:
     """Return one line per added node; its instances share the line of the first."""
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for name, text in added.items():
-        original = bare(name)
-        counts[original] += 1
-        first.setdefault(original, text)
-    return [text + (f"  ({counts[name]} instances)" if counts[name] > 1 else "") for name, text in first.items()]
+    groups = grouped((bare(name), text) for name, text in added.items())
+    return [texts[0] + (f"  ({len(texts)} instances)" if len(texts) > 1 else "") for texts in groups.values()]
 
 
 def _section(title: str, lines: Sequence[str], mark: str = "") -> list[str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.tasks.layers import COLUMNS, cells
 from autograph_rewrite.cost.tasks.result import DeviceUse, Simulation
 from autograph_rewrite.diagnostics.amounts import few, several, size
@@ -175,9 +176,7 @@ def _whole(account: Account) -> Iterator[str]:
         yield f"{divided} op runs whole because it lacks a rule."
         return
     yield f"{several(len(notes), 'node')} left whole, which is right but saves nothing:"
-    groups: dict[tuple[str, str], list[str]] = {}
-    for note in notes:
-        groups.setdefault((note.op, note.text), []).append(note.node)
+    groups = grouped(((note.op, note.text), note.node) for note in notes)
     kinds = [f"{len(nodes)} x {op} ({few(nodes, 2)}): {text}" for (op, text), nodes in groups.items()]
     yield from _first(kinds, " kinds")
 
@@ -200,7 +199,7 @@ def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
     """Yield a line for each of the largest edges."""
     ordered = sorted(edges, key=lambda edge: (-edge.bytes, edge.value))
     yield from _first(
-        [f"{one.value}: {one.before} -> {one.after} by {one.means}, {size(one.bytes)}: {one.reason}" for one in ordered]
+        [f"{one.value}: {one.from_} -> {one.to} by {one.means}, {size(one.bytes)}: {one.reason}" for one in ordered]
     )
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autograph_rewrite.cost.tasks.result import rows_of
 from autograph_rewrite.diagnostics.amounts import duration, several
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import GraphError
@@ -389,16 +390,6 @@ def events(profile: Profile) -> Iterator[Mapping[str, Any]]:
         yield from _of_rank(trace, begin)
     if profile.predicted is not None:
         yield from _predicted(profile.predicted, len(profile.ranks))
-
-
-def rows_of(times: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, int]]:
-    """Yield lane and row for each of (lane, start, end), sorted by start; times that overlap get different rows."""
-    free: dict[str, list[int]] = {}
-    for lane, start, end in times:
-        rows = free.setdefault(lane, [])
-        row = next((number for number, busy in enumerate(rows) if busy <= start), len(rows))
-        rows[row : row + 1] = [end]
-        yield lane, row
 
 
 def _of_rank(trace: rank_trace.RankTrace, begin: int) -> Iterator[Mapping[str, Any]]:

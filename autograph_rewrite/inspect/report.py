@@ -337,8 +337,8 @@ def _rows(edges: Iterable[ShownEdge]) -> list[dict[str, Any]]:
     return [
         {
             "value": edge.value,
-            "from": edge.before,
-            "to": edge.after,
+            "from": edge.from_,
+            "to": edge.to,
             "by": edge.means,
             "for": edge.owner,
             "bytes": edge.bytes,

@@ -10,8 +10,8 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.table import without_ranking
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.codecs import shown
-from autograph_rewrite.plan.parts.lowerings import Operation, lowering
-from autograph_rewrite.plan.parts.messages import STEP
+from autograph_rewrite.plan.parts.lowerings import Operation
+from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.names import exchanged_bytes
 from autograph_rewrite.plan.parts.notes import row_of
 from autograph_rewrite.plan.plan import Plan
@@ -23,24 +23,16 @@ __all__ = ["STEP", "Account", "ShownEdge", "account_of", "edges_of", "model_edge
 
 
 @dataclass(frozen=True)
-class ShownEdge:
-    """A conversion of a value; `where` is its place in the plan."""
+class ShownEdge(EdgePlan):
+    """A conversion of a value.
 
-    where: str
-    value: str
-    before: str
-    after: str
-    owner: str
-    lowering: str
-    bytes: int
-    reason: str
-    group_key: int
-    instance_key: int
-    order: int | None
-    bucket: int
-    compressor: str = "none"
-    role: str = ""
-    axis: int | None = None  # the model axis, for a conversion between devices of a replica
+    Attributes:
+        where: its place in the plan.
+        along_model: it is between the devices of a replica, along the model axis `axis`.
+    """
+
+    where: str = ""
+    along_model: bool = False
 
     @property
     def means(self) -> str:
@@ -48,14 +40,9 @@ class ShownEdge:
         return self.lowering if self.compressor == "none" else f"{self.lowering} of {shown(self.compressor)}"
 
     @property
-    def node(self) -> str:
-        """The node that makes the value."""
-        return self.value.partition(":")[0]
-
-    @property
     def kind(self) -> str:
         """`reduction` or `gather`, or `local` if replicas exchange nothing."""
-        lowered = lowering(self.lowering)
+        lowered = self.lowered
         if lowered.does(Operation.REDUCE) or lowered.does(Operation.SCATTER) or self.compressor != "none":
             return "reduction"
         return "gather" if lowered.does(Operation.GATHER) else "local"
@@ -150,20 +137,5 @@ def model_edges_of(plan: Plan) -> tuple[ShownEdge, ...]:
 def _edges(plan: Plan, key: Literal["edges", "model_edges"]) -> Iterator[ShownEdge]:
     for index, edge in enumerate(getattr(plan, key)):
         place = plan.source.at((key, index))
-        yield ShownEdge(
-            place if ":" in place else f"{key}[{index}] of the plan",
-            edge.value,
-            edge.from_,
-            edge.to,
-            edge.owner,
-            edge.lowering,
-            edge.bytes,
-            edge.reason,
-            edge.group_key,
-            edge.instance_key,
-            edge.order,
-            edge.bucket,
-            edge.compressor,
-            edge.role,
-            edge.axis if key == "model_edges" else None,
-        )
+        where = place if ":" in place else f"{key}[{index}] of the plan"
+        yield ShownEdge(**vars(edge), where=where, along_model=key == "model_edges")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, size
 from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.export import results
@@ -40,9 +41,9 @@ def over(placement: Placement | str, axis: str = DATA) -> str:
 
 def conversion(edge: ShownEdge) -> str:
     """Return the text of a conversion: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
-    axis = DATA if edge.axis is None else f"{MODEL} {edge.axis}"
-    before = "" if edge.axis is None else f"{over(edge.before, axis)} "
-    parts = [f"{before}-> {over(edge.after, axis)} by {edge.means}"]
+    axis = _axis(edge)
+    before = f"{over(edge.from_, axis)} " if edge.along_model else ""
+    parts = [f"{before}-> {over(edge.to, axis)} by {edge.means}"]
     parts += [size(edge.bytes)] if edge.kind != "local" else []
     parts += [f"bucket {edge.bucket}"] if edge.bucket else []
     return ", ".join(parts)
@@ -51,9 +52,9 @@ def conversion(edge: ShownEdge) -> str:
 def conversion_data(edge: ShownEdge) -> dict[str, Any]:
     """Return a conversion as plain data."""
     return {
-        "from": edge.before,
-        "to": edge.after,
-        "axis": DATA if edge.axis is None else f"{MODEL} {edge.axis}",
+        "from": edge.from_,
+        "to": edge.to,
+        "axis": _axis(edge),
         "by": edge.means,
         "bytes": edge.bytes,
         "bucket": edge.bucket,
@@ -61,6 +62,10 @@ def conversion_data(edge: ShownEdge) -> dict[str, Any]:
         "where": edge.where,
         "reason": edge.reason,
     }
+
+
+def _axis(edge: ShownEdge) -> str:
+    return f"{MODEL} {edge.axis}" if edge.along_model else DATA
 
 
 @dataclass(frozen=True)
@@ -114,11 +119,9 @@ class Values:
     @cached_property
     def edges(self) -> Mapping[str, tuple[ShownEdge, ...]]:
         """The conversions of the plan, by the name of the original value."""
-        found: dict[str, list[ShownEdge]] = {}
         known = () if self.plan is None else (*edges_of(self.item, self.plan), *model_edges_of(self.plan))
-        for edge in known:
-            if edge.after != SIZES:  # it exchanges the sizes of a value's blocks, not the value
-                found.setdefault(edge.value, []).append(edge)
+        # an edge to SIZES exchanges the sizes of a value's blocks, not the value
+        found = grouped((edge.value, edge) for edge in known if edge.to != SIZES)
         return {name: tuple(edges) for name, edges in found.items()}
 
     def placement(self, value: Value) -> Annotation | None:
@@ -128,7 +131,7 @@ class Values:
             return stated
         for edge in self.edges.get(bare(value.name), ()):
             try:
-                return read_annotation(f"{edge.before} -> {edge.after}")[0]
+                return read_annotation(f"{edge.from_} -> {edge.to}")[0]
             except MisreadError:  # "single" and the like describe variables
                 continue
         return None
@@ -142,7 +145,7 @@ class Values:
         stated = self.item.placements.get(value.name)
         if stated is None:
             return edges
-        return tuple(edge for edge in edges if edge.axis is not None or edge.before == repr(stated.placement))
+        return tuple(edge for edge in edges if edge.along_model or edge.from_ == repr(stated.placement))
 
     def described(self, value: Value, name: str | None = None, instances: tuple[Node, ...] = ()) -> Described:
         """Return the description of a value.

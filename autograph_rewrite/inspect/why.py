@@ -28,6 +28,7 @@ from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
+from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.ir.variable_ops import handle_uses
@@ -37,7 +38,7 @@ from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
 from autograph_rewrite.strategies import STRATEGIES, named_builder
-from autograph_rewrite.strategies.candidates import with_settings
+from autograph_rewrite.strategies.auto import with_settings
 from autograph_rewrite.strategies.per_variable import PerVariable
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -82,7 +83,7 @@ class Provenance:
         for edge in self.edges:
             owner = "the step" if edge.owner == STEP else f"variable '{edge.owner}'"
             text.append(
-                f"{edge.where}: {edge.value} {edge.before} -> {edge.after} by {edge.means}, "
+                f"{edge.where}: {edge.value} {edge.from_} -> {edge.to} by {edge.means}, "
                 f"for {owner}, {size(edge.bytes)}: {edge.reason}"
             )
         return "\n".join(text) + "\n"
@@ -245,12 +246,7 @@ class Chains:
 
     def _distances(self, node: Node) -> dict[Node, int]:
         """Return the distance from a batch input, in edges, of each ancestor of a node; others are left out."""
-        above, pending = {node}, [node]
-        while pending:
-            for value in pending.pop().inputs:
-                if value.node not in above:
-                    above.add(value.node)
-                    pending.append(value.node)
+        above = ancestors([node], controls=False)
         found = {one: 0 for one in above if one.name in self.inputs}
         queue = deque(found)
         while queue:
@@ -342,7 +338,7 @@ class Chains:
     def _needed(self, value: Value, edge: ShownEdge) -> str:
         others = max(0, len(self._readers(value)) - 1)
         more = f", and {several(others, 'more node')}" if others else ""
-        if edge.axis is not None:
+        if edge.along_model:
             return f"{_verb(edge)} between {edge.reason} ({edge.where})"
         owner = f"for variable '{edge.owner}', " if edge.owner != STEP else ""
         return f"{_verb(edge)} here, because {edge.reason}{more} ({owner}{edge.where})"
@@ -406,13 +402,13 @@ def lines(steps: Sequence[ChainLink]) -> Iterator[str]:
 
 
 def _verb(edge: ShownEdge) -> str:
-    if edge.before.startswith("partial"):
-        return "summed" if edge.before == "partial(sum)" else "combined"
-    if edge.after.startswith("split"):
+    if edge.from_.startswith("partial"):
+        return "summed" if edge.from_ == "partial(sum)" else "combined"
+    if edge.to.startswith("split"):
         return "cut"
-    if edge.before == "local":
+    if edge.from_ == "local":
         return "counted over all replicas"
-    return "gathered" if edge.before.startswith("split") else "converted"
+    return "gathered" if edge.from_.startswith("split") else "converted"
 
 
 # Why a strategy does not shard a variable, put it on servers or split it on the model axis, or what it would do.

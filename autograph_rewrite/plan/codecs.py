@@ -16,7 +16,7 @@ from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.config.compressor_names import register_compressor, registered_codec
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
-from autograph_rewrite.config.user_code import blaming, find_file, load_module, require_allowed
+from autograph_rewrite.config.user_code import blaming, load_module
 from autograph_rewrite.errors import ConfigError, PlanError
 
 _AT = "@"
@@ -82,9 +82,8 @@ def _load(where: str, file: str, name: str) -> str:
     Raises:
         ConfigError: it does not exist, may not run, or is no codec.
     """
-    path = find_file(file, where)
-    require_allowed(path, where)
-    found = getattr(load_module(path, where), name, None)
+    path, module = load_module(file, where)
+    found = getattr(module, name, None)
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' has no class '{name}'", hint="it is made without arguments")
     with blaming(f"{where}: the compressor '{name}' of your own has failed", ConfigError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import AFTER
-from autograph_rewrite.config.user_code import find_file, load_module, require_allowed
+from autograph_rewrite.config.user_code import load_module
 from autograph_rewrite.diagnostics.faults import did_you_mean, either
 from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.ops.rules import registered
@@ -113,9 +113,8 @@ def _load(config: Config, i: int, named: str) -> str:
     """Keep the function that a configuration names; return the name of its pass."""
     where = config.where("passes", i, "file")
     file, _, function = named.rpartition(":")
-    path = find_file(file, where)
-    require_allowed(path, where)
-    found = getattr(load_module(path, where), function, None)
+    path, module = load_module(file, where)
+    found = getattr(module, function, None)
     if not callable(found):
         raise ConfigError(f"{where}: '{path}' has no function '{function}'", hint="it is called with the rewrite")
     name = function.strip("_").lower().replace("_", "-")
@@ -153,10 +152,7 @@ def load_ops(config: Config) -> None:
         ConfigError: a file does not exist, may not run, or fails.
     """
     for i, one in enumerate(config.ops):
-        where = config.where("ops", i, "file")
-        path = find_file(one.file, where)
-        require_allowed(path, where)
-        load_module(path, where)
+        load_module(one.file, config.where("ops", i, "file"))
 
 
 def own_ops(item: TrainingGraph, config: Config) -> tuple[OwnOp, ...]:

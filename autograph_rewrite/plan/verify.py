@@ -17,7 +17,7 @@ from autograph_rewrite.ir.types.dtypes import NUMBERS, dtype_name
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
-from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan, VariableRequest
+from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.parts.residence import shard_name, split_axis
 from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.plan.user_extensions import problems
@@ -27,28 +27,18 @@ from autograph_rewrite.training_graph import TrainingGraph
 Check = Callable[[Plan, TrainingGraph], Iterator[Finding]]
 
 
-def check(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | None = None) -> list[FileFault]:
-    """All faults of `plan` for `item`.
-
-    Args:
-        available_devices: the logical devices that exist; None: not checked.
-    """
-    found = _faults(plan, item, (*HEADER_CHECKS, *VARIABLE_CHECKS, *EDGE_CHECKS))
-    if available_devices is not None:
-        found += [plan.source.fault(*finding) for finding in devices_exist(plan, available_devices)]
-    return found
+def check(plan: Plan, item: TrainingGraph) -> list[FileFault]:
+    """All faults of `plan` for `item`."""
+    return _faults(plan, item, (*HEADER_CHECKS, *VARIABLE_CHECKS, *EDGE_CHECKS))
 
 
-def require(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | None = None) -> None:
+def require(plan: Plan, item: TrainingGraph) -> None:
     """Refuse a plan that does not fit.
-
-    Args:
-        available_devices: canonical names of the devices that exist; None: not checked.
 
     Raises:
         PlanError: with every problem that `check` finds.
     """
-    raise_if_any(check(plan, item, available_devices), error=PlanError, title=plan.source.name)
+    raise_if_any(check(plan, item), error=PlanError, title=plan.source.name)
 
 
 def require_edges(plan: Plan, item: TrainingGraph) -> None:
@@ -100,24 +90,18 @@ def devices_are_named_canonically(plan: Plan, item: TrainingGraph) -> Iterator[F
     if not plan.devices:
         yield Finding(("devices",), "devices is empty: there must be a replica")
     for i, name in enumerate(plan.devices):
-        try:
-            canonical = device_names.canonical(name)
-        except DeviceNameError as error:
-            yield Finding(("devices", i), error.problem, error.hint)
-            continue
-        if canonical != name:
-            yield Finding(("devices", i), f"'{name}' is not the canonical name", f"write {canonical}")
+        yield from _misspelt(name, ("devices", i))
 
 
-def devices_exist(plan: Plan, available: Sequence[str]) -> Iterator[Finding]:
-    """Every device exists."""
-    there = [device_names.parse(name) for name in available]
-    names = {str(device) for device in there} | {f"/device:{device.short}" for device in there}
-    for i, name in enumerate(plan.devices):
-        if name not in names:
-            known = ", ".join(dict.fromkeys(device.short for device in there)) or "none"
-            message = f"there is no device {_short(name)}; there are: {known}"
-            yield Finding(("devices", i), message, "create more virtual devices, or change devices")
+def _misspelt(name: str, path: KeyPath) -> Iterator[Finding]:
+    """The name of a device is its canonical one."""
+    try:
+        canonical = device_names.canonical(name)
+    except DeviceNameError as error:
+        yield Finding(path, error.problem, error.hint)
+        return
+    if canonical != name:
+        yield Finding(path, f"'{name}' is not the canonical name", f"write {canonical}")
 
 
 def processes_are_alike(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
@@ -144,7 +128,8 @@ def mirrored_devices_are_distinct(plan: Plan, item: TrainingGraph) -> Iterator[F
         return
     for name in device_names.repeated(plan.devices):
         second = plan.devices.index(name, plan.devices.index(name) + 1)
-        message = f"mirrored replicas share {_short(name)}: a collective with two members on one device never ends"
+        shown = name.removeprefix("/device:")
+        message = f"mirrored replicas share {shown}: a collective with two members on one device never ends"
         yield Finding(("devices", second), message, "name distinct devices, or set mode to shared")
 
 
@@ -264,10 +249,6 @@ HEADER_CHECKS: tuple[Check, ...] = (
 )
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("/device:")
-
-
 # Invariants of a plan's variable requests: each variable has a residence, and its shards cover it exactly.
 
 KINDS = ("replicated", "single", "split")
@@ -288,7 +269,10 @@ def placements_mean_something(plan: Plan, item: TrainingGraph) -> Iterator[Findi
             message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
             yield Finding((*path, "options"), message, "0 reduces each gradient alone")
         if request.placement == "replicated":
-            yield from _replicated(path, request)
+            for key in ("servers", "sizes"):
+                if getattr(request, key):
+                    message = f"'{request.name}' is replicated, so it has no {key}"
+                    yield Finding((*path, key), message, f"{_LEAVE_OUT}, or set placement to single or split(0)")
         elif request.placement == "single" and len(request.servers) != 1:
             message = f"'{request.name}' lives on one device, but {len(request.servers)} are named in servers"
             yield Finding((*path, "servers"), message, "name one")
@@ -326,15 +310,11 @@ def servers_are_there(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     for i, request in enumerate(plan.variables):
         for k, name in enumerate(request.servers):
             path: KeyPath = ("variables", i, "servers", k)
-            try:
-                device = device_names.parse(name)
-            except DeviceNameError as error:
-                yield Finding(path, error.problem, error.hint)
+            if problem := next(_misspelt(name, path), None):
+                yield problem
                 continue
-            process = device_names.process_of(str(device))
-            if str(device) != name:
-                yield Finding(path, f"'{name}' is not the canonical name", f"write {device}")
-            elif device.job != SERVERS and process not in (hosts := plan.stage_hosts or plan.processes):
+            process, hosts = device_names.process_of(name), plan.stage_hosts or plan.processes
+            if device_names.parse(name).job != SERVERS and process not in hosts:
                 known = " and ".join(process or "this process" for process in hosts)
                 message = f"'{request.name}' is on {name}, but no process of the plan has that device"
                 yield Finding(path, message, f"there are {known}, and parameter servers are /job:{SERVERS}/task:N")
@@ -406,13 +386,6 @@ VARIABLE_CHECKS: tuple[Check, ...] = (
 )
 
 _LEAVE_OUT = "leave it out"
-
-
-def _replicated(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:
-    for key in ("servers", "sizes"):
-        if getattr(request, key):
-            message = f"'{request.name}' is replicated, so it has no {key}"
-            yield Finding((*path, key), message, f"{_LEAVE_OUT}, or set placement to single or split(0)")
 
 
 # Invariants of a plan's edges: they name existing values, and their collectives cannot deadlock or be confused.

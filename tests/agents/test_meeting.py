@@ -7,22 +7,23 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from autograph_rewrite.runtime.job.job_memory import OwnedMemory
 from autograph_rewrite.tools.launcher import agent_meeting
-from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, AgentState, Way
+from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, Way
 from autograph_rewrite.tools.launcher.agent_view import Bounds, Seat
 
 HERE = "127.0.0.1:29871"
 
 
-def state_of(endpoint: str, owned: OwnedMemory) -> AgentState:
-    """Return what the agent of a host knows that meets others at an endpoint."""
+def agent_at(endpoint: str, owned: OwnedMemory, say: Callable[[str], None] = lambda words: None) -> AgentMeeting:
+    """Return the agent of a host that meets others at an endpoint."""
     way = Way((endpoint,), b"of this job only", "127.0.0.1", patience=60.0)
-    return AgentState(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count)
+    return AgentMeeting(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count, say)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_a_host_that_waits_for_others_says_so(endpoint: str, said: str, monkeypa
     monkeypatch.setattr(agent_meeting, "_QUIET", 0.1)
     heard: list[str] = []
     with OwnedMemory() as owned:
-        one, end = AgentMeeting(state_of(endpoint, owned), heard.append), time.monotonic() + 20
+        one, end = agent_at(endpoint, owned, heard.append), time.monotonic() + 20
         try:
             assert one.meet(None, lambda: bool(heard) or time.monotonic() > end) is None
         finally:
@@ -57,8 +58,8 @@ def test_a_host_that_leaves_while_others_call_leaves_no_task(caplog: pytest.LogC
             one.close()
 
     with OwnedMemory() as owned, caplog.at_level(logging.ERROR, "asyncio"):
-        state = state_of(HERE, owned)
-        one, port = AgentMeeting(state), int(state.own.address.rpartition(":")[2])
+        one = agent_at(HERE, owned)
+        port = int(one.own.address.rpartition(":")[2])
         callers = [threading.Thread(target=call_on, args=(port,)) for _ in range(4)]
         for caller in callers:
             caller.start()

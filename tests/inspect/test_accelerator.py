@@ -48,14 +48,14 @@ def crossing(found: AcceleratorUse) -> Mapping[str, Any]:
 
 def test_inputs_and_outputs_cross_once_and_nothing_else() -> None:
     found = accelerator_use(program(), batch=16)
-    assert {name: one.nbytes for name, one in crossing(found).items()} == {"x to device": 192, "loss to host": 4}
+    assert {name: one.bytes for name, one in crossing(found).items()} == {"x to device": 192, "loss to host": 4}
     assert found.host_nodes == ()
     assert found.devices == ("/device:GPU:0",)
 
 
 def test_an_op_without_a_kernel_falls_to_the_host_and_its_operand_crosses() -> None:
     found = accelerator_use(program("%text = AsString(%loss)\n# output text = %text\n"))
-    assert [(one.op, one.names) for one in found.host_nodes] == [("AsString", ("text",))]
+    assert [(one.op, one.nodes) for one in found.host_nodes] == [("AsString", ("text",))]
 
 
 def test_integers_in_host_memory_on_both_ends_do_not_cross() -> None:
@@ -91,7 +91,7 @@ def test_a_size_that_the_device_multiplies_goes_there_and_comes_back() -> None:
 def test_each_replica_is_sent_its_own_block_and_not_the_whole_batch() -> None:
     new = on_gpus(program())
     found = accelerator_use(new, program(), batch=16)
-    assert crossing(found)["x/block to device"].nbytes == 16 * 3 * 4
+    assert crossing(found)["x/block to device"].bytes == 16 * 3 * 4
     assert "x to device" not in crossing(found)
 
 

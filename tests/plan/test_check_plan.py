@@ -21,8 +21,8 @@ BIAS = reduce_edge("grad/bias", "dense/bias")
 COUNT = reduce_edge("grad/count", "count", dtype="int32")
 
 
-def problems(plan: Plan, available: tuple[str, ...] | None = None) -> list[str]:
-    return [str(problem).removeprefix("plan: ") for problem in check(plan, ITEM, available)]
+def problems(plan: Plan) -> list[str]:
+    return [str(problem).removeprefix("plan: ") for problem in check(plan, ITEM)]
 
 
 def with_edge(**changes: object) -> Plan:
@@ -44,7 +44,7 @@ def with_edge(**changes: object) -> Plan:
     ],
 )
 def test_a_sound_plan_has_no_problems(plan: Plan) -> None:
-    assert problems(plan, ("/device:CPU:0", "/device:CPU:1")) == []
+    assert problems(plan) == []
     require(plan, ITEM)
 
 
@@ -172,13 +172,6 @@ def test_collectives_of_shared_variables_are_told() -> None:
     assert any("which has no members where variables are shared" in problem for problem in problems(plan))
 
 
-def test_a_device_that_does_not_exist_is_told_with_those_that_do() -> None:
-    (only,) = problems(mirrored_plan(), ("/device:CPU:0", "/job:localhost/replica:0/task:0/device:GPU:0"))
-    assert "there is no device CPU:1; there are: CPU:0, GPU:0" in only
-    whole = ("/job:localhost/replica:0/task:0/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:1")
-    assert problems(mirrored_plan(), whole) == []
-
-
 def test_edges_of_another_graph_are_told_but_a_request_fits_any_graph() -> None:
     other = "0" * 64
     assert problems(replace(mirrored_plan(), graph_digest=other)) == []
@@ -201,12 +194,11 @@ def test_all_problems_are_raised_at_once_at_the_lines_of_the_file() -> None:
     )
     read = Plan.from_yaml(plan.to_yaml(), name="p.yaml")
     with pytest.raises(PlanError) as caught:
-        require(read, ITEM, ["CPU:0"])
+        require(read, ITEM)
     said = str(caught.value)
     lines = read.to_yaml().splitlines()
-    assert "p.yaml has 5 problems:" in said
+    assert "p.yaml has 4 problems:" in said
     for text, message in [
-        ("- /device:CPU:1", "there is no device CPU:1"),
         ("timeout_seconds: 0.0", "timeout_seconds is 0"),
         ("- name: w", "the graph has no variable 'w'"),
         ("- value: nothing", "the graph has no value 'nothing'"),

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 from autograph_rewrite.plan.parts import collective_keys
 from tests.support.plan_items import TWO_DEVICES, reduce_edge
 
+
+def everywhere(crosses: bool, logical: int) -> tuple[str, ...]:
+    """Return the members of every collective of these tests."""
+    return TWO_DEVICES
+
+
 names = st.tuples(st.text(max_size=8), st.sampled_from(["", "indices", "values"]))
 
 
@@ -56,7 +62,7 @@ def test_values_whose_hashes_meet_take_neighbouring_keys(monkeypatch: pytest.Mon
 def test_collectives_are_ordered_as_they_come_and_a_bucket_is_one_collective() -> None:
     local = replace(reduce_edge("grad/count", "count"), lowering="slice")
     edges = [reduce_edge(bucket=1), local, reduce_edge("lone"), reduce_edge("grad/bias", bucket=1)]
-    first, untouched, lone, second = collective_keys.with_keys(edges, TWO_DEVICES)
+    first, untouched, lone, second = collective_keys.with_keys(edges, everywhere)
     assert untouched == local
     assert (first.order, lone.order, second.order) == (0, 1, 0)
     assert first.instance_key == second.instance_key != lone.instance_key
@@ -65,10 +71,10 @@ def test_collectives_are_ordered_as_they_come_and_a_bucket_is_one_collective() -
 
 def test_one_value_converted_to_two_placements_has_two_keys() -> None:
     edges = [reduce_edge(), replace(reduce_edge(), to="split(0)")]
-    first, second = collective_keys.with_keys(edges, TWO_DEVICES)
+    first, second = collective_keys.with_keys(edges, everywhere)
     assert first.instance_key != second.instance_key
 
 
 def test_roles_of_one_value_have_keys_of_their_own() -> None:
     edges = [replace(reduce_edge(), role=role) for role in ("indices", "values", "sizes")]
-    assert len({edge.instance_key for edge in collective_keys.with_keys(edges, TWO_DEVICES)}) == 3
+    assert len({edge.instance_key for edge in collective_keys.with_keys(edges, everywhere)}) == 3

@@ -71,7 +71,7 @@ def plan(mode: str = "mirrored") -> Plan:
 def edited(change: Change, mode: str = "mirrored") -> Plan:
     """Return the plan with changed edges, and keys and order that fit them."""
     old = plan(mode)
-    return old.with_edges(with_keys(map(change, old.edges), old.devices))
+    return old.with_edges(with_keys(map(change, old.edges), old.members))
 
 
 def on(values: str | tuple[str, ...], **changes: Any) -> Change:
@@ -184,7 +184,7 @@ def test_a_bucket_taken_apart_is_honoured() -> None:
 def test_values_put_into_one_bucket_are_reduced_together(values: tuple[str, ...], mode: str) -> None:
     alone = edited(lambda edge: replace(edge, bucket=0), mode)
     before = ops(ar.rewrite(original(), alone))
-    joined = alone.with_edges(with_keys(map(on(values, bucket=7), alone.edges), alone.devices))
+    joined = alone.with_edges(with_keys(map(on(values, bucket=7), alone.edges), alone.members))
     rewritten = ar.rewrite(original(), joined)
     op, per_exchange = ("CollectiveReduceV2", 2) if mode == "mirrored" else ("AddN", 1)
     assert ops(rewritten)[op] == before[op] - per_exchange * (len(values) - 1)

@@ -32,7 +32,7 @@ def build(config: dict[str, object]) -> Plan:
 def test_every_shipped_configuration_gives_a_plan_that_fits(path: Path, tmp_path: Path) -> None:
     item, config = small_item(), Config.load(path).with_devices(LOGICAL)
     plan = named_builder(config).build(item, config)
-    problems = [str(problem) for problem in check(plan, item, plan.devices)]
+    problems = [str(problem) for problem in check(plan, item)]
     assert [problem for problem in problems if "not available yet" not in problem] == []
     assert plan.replicas >= 2 or plan.part_devices
     plan.save(tmp_path / "plan.yaml")

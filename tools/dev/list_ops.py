@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ops.rules.base import Rule, whole
 from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, is_open
 from autograph_rewrite.ops.rules.table import FAMILIES, TABLE
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.tools.dev.reference import table
 
 DEFAULT = Path("docs/ops.md")
 
@@ -36,30 +38,23 @@ of replicas.
 
 def render() -> str:
     """Return the page, without the ops that only exist between two passes."""
-    table = {op: rule for op, rule in TABLE.items() if op not in OWN}
-    on_blocks = sum(rule.place is not whole for rule in table.values())
-    parts = [HEAD.format(total=len(table), placed=on_blocks, whole=len(table) - on_blocks)]
+    listed = {op: rule for op, rule in TABLE.items() if op not in OWN}
+    on_blocks = sum(rule.place is not whole for rule in listed.values())
+    parts = [HEAD.format(total=len(listed), placed=on_blocks, whole=len(listed) - on_blocks)]
     for module in FAMILIES:
         family = module.__name__.rpartition(".")[2]
-        rules = {op: rule for op, rule in table.items() if rule.family == family}
-        if not rules:
-            continue
-        parts.append("\n".join(_section(family, first_sentence(module.__doc__), rules)))
+        rules = {op: rule for op, rule in listed.items() if rule.family == family}
+        if rules:
+            parts.append("\n".join(_section(family, first_sentence(module.__doc__), rules)))
     return "\n".join(parts)
 
 
 def _section(family: str, idea: str, rules: Mapping[str, Rule]) -> Iterable[str]:
     """Yield the lines of one family; ops with equal descriptions share a row."""
-    rows: dict[str, list[str]] = {}
-    for op, rule in sorted(rules.items()):
-        rows.setdefault(describe(op, rule), []).append(f"`{op}`")
+    rows = grouped((describe(op, rule), f"`{op}`") for op, rule in sorted(rules.items()))
     yield f"## {family}\n"
     yield f"{idea}\n"
-    yield "| ops | rule |"
-    yield "| --- | --- |"
-    for text, ops in rows.items():
-        yield f"| {' '.join(ops)} | {text} |"
-    yield ""
+    yield table(("ops", "rule"), *((" ".join(ops), text) for text, ops in rows.items()))
 
 
 def describe(op: str, rule: Rule) -> str:
@@ -79,7 +74,7 @@ def _said(rule: Rule) -> str:
         if rule.place.constant is not None:
             return f"`{spell(rule.place.constant)}`"
         if rule.place.text:
-            return f"`{rule.place.text}`".replace("|", "\\|")  # a bar would end the cell of the table
+            return f"`{rule.place.text}`"
         return first_sentence(rule.place.describe.__doc__)
     return first_sentence(rule.place.__doc__)
 

@@ -92,14 +92,12 @@ def main() -> None:
         sys.exit(f"this TensorFlow registers {count} GPU kernels: install `tensorflow`, not `tensorflow-cpu`")
     numbers = types_pb2.DataType.items()
     name_of = {number: dtypes.NAMES.get(number, name.removeprefix("DT_").lower()) for name, number in numbers}
-    folder = Path(__file__).resolve().parent.parent.parent
-    package = folder / "ir" if (folder / "ir").is_dir() else folder / "autograph_rewrite" / "ir"
     lines = [
         f"# tensorflow {tf.__version__}",
         "# op\tdevice\ttypes\thost memory\tpriority\tlabel",
         *rows(found, name_of),
     ]
-    (package / "types" / "tensorflow_gpu_kernels.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (Path(dtypes.__file__).parent / "tensorflow_gpu_kernels.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

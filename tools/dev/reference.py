@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import autograph_rewrite
 from autograph_rewrite import errors
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.config import cross_field_checks
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
@@ -334,9 +335,8 @@ PAGES = {
 
 def strategies_page() -> str:
     """Return the page of the strategies."""
-    used: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "configs").glob("*.yaml")):
-        used.setdefault(Config.load(file).strategy.name, []).append(f"[`{file.stem}`](presets.md#{file.stem})")
+    files = sorted((ROOT / "configs").glob("*.yaml"))
+    used = grouped((Config.load(file).strategy.name, f"[`{file.stem}`](presets.md#{file.stem})") for file in files)
     what = sentences()
     rows = [
         (f"[`{name}`](../strategy/{PAGES[name]}.md)", what[name], " ".join(used.get(name, ()))) for name in STRATEGIES

@@ -17,11 +17,12 @@ from typing import Any
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.cluster.membership import Membership, all_members
+from autograph_rewrite.diagnostics.amounts import several
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
 from autograph_rewrite.tools.launcher import agent_view
 from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
-from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, AgentState, Way
+from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, Way
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
     EndReason,
@@ -72,9 +73,9 @@ def run_elastic(
         if args.rdzv_endpoint:
             token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
             way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-            state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
-            state.restarts, state.auxiliary = args.restart, args.ps or 0
-            group = AgentMeeting(state, functools.partial(say, options))
+            seat = agent_view.Seat("", "", args.nproc_per_node)
+            group = AgentMeeting(way, bounds, seat, owned, ports, functools.partial(say, options))
+            group.restarts, group.auxiliary = args.restart, args.ps or 0
         else:
             group = OnlyAgent(bounds, args.restart, args.ps or 0, ports)
         body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
@@ -123,10 +124,11 @@ class Generation:
         return {**found, "to_first_step": to_step, "why": self.why, "silent": round(self.silent, 3)}
 
 
+@dataclass
 class Elastic:
     """Runs one host's part of an elastic job, once TensorFlow is imported.
 
-    Args:
+    Attributes:
         tasks: makes the processes of a generation, given this host's part of it and its memory.
         body: the function that each process runs.
         heartbeat: seconds between two heartbeats of a worker.
@@ -134,34 +136,29 @@ class Elastic:
         owned: the memory of the job on this host.
     """
 
-    def __init__(
-        self,
-        tasks: Callable[[agent_view.Part, JobMemory], Sequence[Task]],
-        body: Callable[[Task], int],
-        options: LaunchOptions,
-        heartbeat: float,
-        group: Group,
-        owned: OwnedMemory,
-    ) -> None:
-        self._tasks, self._body, self._options = tasks, body, options
-        self._heartbeat, self._group, self._owned = heartbeat, group, owned
-        self.generations: list[Generation] = []
+    tasks: Callable[[agent_view.Part, JobMemory], Sequence[Task]]
+    body: Callable[[Task], int]
+    options: LaunchOptions
+    heartbeat: float
+    group: Group
+    owned: OwnedMemory
+    generations: list[Generation] = field(default_factory=list)
 
     def run(self) -> JobSummary:
         """Run the job to its end."""
         began = time.monotonic()
-        deadline = None if self._options.timeout is None else began + self._options.timeout
-        with noted_signals() as signals, _noted_requests(self._group):
+        deadline = None if self.options.timeout is None else began + self.options.timeout
+        with noted_signals() as signals, _noted_requests(self.group):
             try:
                 outcome = self._generations(signals, deadline)
             finally:
-                self._group.leave()
-        explain(outcome, self._options, signals.received)
+                self.group.leave()
+        explain(outcome, self.options, signals.received)
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
         return JobSummary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
     def _generations(self, signals: Signals, deadline: float | None) -> Outcome:
-        group, outcome, report = self._group, Outcome({}), None
+        group, outcome, report = self.group, Outcome({}), None
         while True:
             number = len(self.generations)
             part = group.meet(report, lambda: signals.received is not None or _is_over(deadline))
@@ -172,12 +169,12 @@ class Elastic:
                 if _is_over(deadline):
                     return replace(outcome, late=("the other hosts",))
                 if group.why and outcome.failed is None and signals.received is None:
-                    say(self._options, group.why)
+                    say(self.options, group.why)
                     return replace(outcome, reason=EndReason(group.why))
                 return outcome
             if number:
-                counted = _counted(part.workers)
-                say(self._options, f"{group.why}: generation {part.generation} goes on with {counted}")
+                counted = several(part.workers, "worker")
+                say(self.options, f"{group.why}: generation {part.generation} goes on with {counted}")
             outcome, report = self._run(part, signals, deadline)
             if signals.received is not None or outcome.late:
                 return outcome
@@ -186,16 +183,16 @@ class Elastic:
         self, part: agent_view.Part, signals: Signals, deadline: float | None
     ) -> tuple[Outcome, agent_view.HostReport]:
         """Run this host's part of a generation; return its end for the launcher and its report for the group."""
-        memory = self._owned.begin(part.generation, part.lease)
+        memory = self.owned.begin(part.generation, part.lease)
         mine = Generation(part.generation, part.workers)
         self.generations.append(mine)
         manner = Manner(
-            start=lambda task, _: ForkedChild(task, self._body),
+            start=lambda task, _: ForkedChild(task, self.body),
             look=lambda running: self._look(running, memory),
             is_hasty=True,
         )
         is_first = len(self.generations) == 1
-        outcome = start(self._tasks(part, memory), self._options, signals, deadline, is_first=is_first, manner=manner)
+        outcome = start(self.tasks(part, memory), self.options, signals, deadline, is_first=is_first, manner=manner)
         mine.ended, mine.stepped = time.time(), memory.stepped
         return outcome, report_of(outcome, memory)
 
@@ -203,11 +200,11 @@ class Elastic:
         """Return why the generation must end: a silent worker, a message of another host, or workers that can join."""
         for child in running:
             silence, is_stopped = memory.silence(int(child.task.environment[RANK])), child.is_stopped()
-            if silence > (STOPPED if is_stopped else SILENT) * self._heartbeat:
+            if silence > (STOPPED if is_stopped else SILENT) * self.heartbeat:
                 self.generations[-1].silent = silence
                 how = "is stopped" if is_stopped else "gives no sign of life"
                 return EndReason(f"{child.task.name} {how}", child.task.name)
-        told = self._group.look(memory)
+        told = self.group.look(memory)
         if told is not None:
             return EndReason(told)
         return EndReason("others can join") if memory.waits else None
@@ -249,10 +246,6 @@ def _noted_requests(group: Group) -> Iterator[None]:
 
 def _is_over(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() > deadline
-
-
-def _counted(workers: int) -> str:
-    return f"{workers} worker" + ("s" if workers != 1 else "")
 
 
 # A job on one host: its launcher decides alone who continues.

@@ -12,7 +12,7 @@ All-reduce Algorithms for Clusters of Workstations (2009).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -268,12 +268,15 @@ class Topology:
 
 def _together(exchanges: Sequence[LinkTransfer]) -> LinkTransfer:
     """Return parallel exchanges as one transfer: each lane carries its parts one after another."""
-    holds: dict[str, float] = {}
-    traffic: dict[str, float] = {}
-    for one in exchanges:
-        for lane, held in one.holds.items():
-            holds[lane] = holds.get(lane, 0.0) + held
-        for link, moved in one.traffic.items():
-            traffic[link] = traffic.get(link, 0.0) + moved
+    holds = added(one.holds for one in exchanges)
+    traffic = added(one.traffic for one in exchanges)
     seconds = max([*(one.seconds for one in exchanges), *holds.values()], default=0.0)
     return LinkTransfer(seconds, holds, traffic)
+
+
+def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sums of the values of each key."""
+    found: dict[str, float] = {}
+    for key, value in (pair for part in parts for pair in part.items()):
+        found[key] = found.get(key, 0.0) + value
+    return found

@@ -343,49 +343,26 @@ def _lane(device: str) -> str:
 # The results of a pipelined step: its bubble, and the peak memory of each device.
 
 
-class PipelineUse(NamedTuple):
-    """How a pipelined step uses its devices.
-
-    Attributes:
-        step: its tasks, played.
-        seconds: from the first start to the last end.
-        bubble: the share of the time, from the first forward to the last backward part, in which devices wait.
-        devices: with their memory.
-        exchanges: the transfers between devices.
-        lanes: the lanes that compute.
-    """
-
-    step: StagedStep
-    seconds: float
-    bubble: float
-    devices: tuple[DeviceUse, ...]
-    exchanges: tuple[ExchangeUse, ...]
-    lanes: frozenset[str]
-
-
-def use_of_pipeline(
-    staged: Staged, plan: Plan, topology: Topology, sizes: Sizes, residences: Mapping[str, Residence]
-) -> PipelineUse:
-    """Play one step of a pipeline.
+def devices_of(
+    step: StagedStep, plan: Plan, topology: Topology, sizes: Sizes, residences: Mapping[str, Residence]
+) -> tuple[DeviceUse, ...]:
+    """Return the devices of a step that has been played, with their memory.
 
     Args:
         plan: resolved, of whole variables.
         residences: where variables live, by name; all others live as in the plan.
+    """
+    if topology.logical > 1:
+        return _on_logical_devices(step.staged, plan, topology, sizes, residences)
+    return tuple(_devices(step, residences))
+
+
+def played(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tuple[StagedStep, float]:
+    """Return a step that has been played, and how long it takes.
 
     Raises:
         PlanError: the schedule is impossible.
     """
-    step, seconds = _played(staged, plan, topology, sizes)
-    lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
-    if topology.logical > 1:
-        devices = _on_logical_devices(staged, plan, topology, sizes, residences)
-    else:
-        devices = tuple(_devices(step, residences))
-    return PipelineUse(step, seconds, _bubble(step), devices, tuple(_exchanges(step)), lanes)
-
-
-def _played(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tuple[StagedStep, float]:
-    """Return a step that has been played, and how long it takes."""
     assert plan.pipeline is not None
     held = footprint(staged, sizes, interleaved=plan.interleaved)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
@@ -400,14 +377,15 @@ def _on_logical_devices(
     found: list[tuple[int, DeviceUse]] = []
     firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
     for device in range(topology.logical):
-        step, _ = _played(replace(staged, logical=device), plan, topology, sizes)
+        step, _ = played(replace(staged, logical=device), plan, topology, sizes)
         for use in _devices(step, residences):
             number = firsts[use.name] * topology.logical + device
             found.append((number, replace(use, name=short(topology.logical_name(number)))))
     return tuple(use for _, use in sorted(found, key=lambda pair: pair[0]))
 
 
-def _bubble(step: StagedStep) -> float:
+def bubble_of(step: StagedStep) -> float:
+    """Return the share of the time, from the first forward to the last backward part, in which devices wait."""
     parts = [task for (kind, *_), task in step.tasks.items() if kind in (FORWARD, BACKWARD)]
     span = max(task.end for task in parts) - min(task.start for task in parts)
     devices = sum(map(len, step.devices))
@@ -471,7 +449,7 @@ def _variables(step: StagedStep, residences: Mapping[str, Residence]) -> tuple[d
     return found, gathered
 
 
-def _exchanges(step: StagedStep) -> Iterator[ExchangeUse]:
+def exchanges_of(step: StagedStep) -> Iterator[ExchangeUse]:
     """Yield the bytes sent from each part to each device in a step, and the all-reduces of stages."""
     names = step.devices[0]
     for ((kind, number), device), nbytes in sorted(step.footprint.crossing.items()):

@@ -5,7 +5,7 @@ str(result)    result.data()    result.trace()       # Chrome's and Perfetto's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,17 +209,22 @@ class Simulation(NotebookView):
         return "\n".join(lines)
 
 
+def rows_of(times: Iterable[tuple[str, float, float]]) -> Iterator[tuple[str, int]]:
+    """Yield lane and row for each of (lane, start, end), sorted by start; times that overlap get different rows."""
+    free: dict[str, list[float]] = {}
+    for lane, start, end in times:
+        rows = free.setdefault(lane, [])
+        row = next((number for number, busy in enumerate(rows) if busy <= start + 1e-12), len(rows))
+        rows[row : row + 1] = [end]
+        yield lane, row
+
+
 def _trace(events: tuple[Event, ...], lanes: list[str]) -> Iterator[Mapping[str, Any]]:
     """Yield the metadata and the events; events that overlap on one lane get separate rows."""
-    rows: dict[str, list[float]] = {}
     known: dict[tuple[str, int], int] = {}
-    for event in events:
-        free = rows.setdefault(event.lane, [])
-        row = next((i for i, end in enumerate(free) if end <= event.start + 1e-12), len(free))
-        if row == len(free):
-            free.append(0.0)
-        free[row] = event.start + event.seconds
-        thread = known.setdefault((event.lane, row), len(known) + 1)
+    rows = rows_of((event.lane, event.start, event.start + event.seconds) for event in events)
+    for event, place in zip(events, rows, strict=True):
+        thread = known.setdefault(place, len(known) + 1)
         yield {
             "name": event.name,
             "cat": event.kind,

@@ -46,9 +46,7 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
     return keys
 
 
-def with_keys(
-    edges: Iterable[EdgePlan], devices: Sequence[str], members: Members | None = None
-) -> tuple[EdgePlan, ...]:
+def with_keys(edges: Iterable[EdgePlan], members: Members) -> tuple[EdgePlan, ...]:
     """The edges, with the keys of collectives and their place in the total order.
 
     The order is that of the edges; the edges of a bucket have the place of its first edge.
@@ -56,9 +54,9 @@ def with_keys(
     Args:
         edges: in the order in which they are made.
         members: gives the devices that a collective joins, by whether it crosses between processes and the logical
-            device of its value; left out: those of all replicas.
+            device of its value.
     """
-    groups = functools.cache(lambda crosses, logical: group_key(members(crosses, logical) if members else devices))
+    groups = functools.cache(lambda crosses, logical: group_key(members(crosses, logical)))
     listed = tuple(edges)
     first: dict[object, EdgePlan] = {}  # of each collective: an edge alone, or a bucket
     for index, edge in enumerate(listed):

@@ -83,7 +83,7 @@ def resolve_edges(
         bucketed = choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)
-    keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
+    keyed = collective_keys.with_keys(listed, plan.members)
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 
 
