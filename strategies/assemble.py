@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
 from autograph_rewrite.diagnostics.faults import FileFault, raise_if_any
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Pipeline, Remat, Sharding
 from autograph_rewrite.diagnostics.amounts import duration, several
 from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.errors import PlanError, RewriteError
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.load.sharding_marks import mark_of
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES

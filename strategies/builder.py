@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import Role
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.plan.plan import Plan

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import held_in_lists, is_view, trips_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame, Guard, guards_of, predicate_of
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.rules.table import families, family_of

@@ -1,4 +1,4 @@
-"""Compute connected groups and minimum cuts of networks (and exports reachability of `ir.traversal`).
+"""Compute connected groups and minimum cuts of networks.
 
 A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shortest paths, all of one length together
 (Dinic 1970): paths here are short.
@@ -12,8 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 from autograph_rewrite.ir.traversal import Item, grouped, reachable
-
-__all__ = ["grouped", "groups", "minimum_cut", "reachable"]
 
 Residual = dict[Any, dict[Any, float]]
 """The capacity that is left from one node to another."""

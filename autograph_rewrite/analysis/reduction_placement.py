@@ -17,11 +17,12 @@ import heapq
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-from autograph_rewrite.analysis.networks import groups, minimum_cut, reachable
+from autograph_rewrite.analysis.networks import groups, minimum_cut
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import REPLICA
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_over
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact

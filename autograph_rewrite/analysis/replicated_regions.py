@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import to_global

@@ -16,12 +16,18 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.recorded_shapes import Shape, constant
-from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, traced_back
+from autograph_rewrite.ir.traversal import (
+    ancestors,
+    dependencies,
+    grouped,
+    marks_before,
+    topological_order,
+    traced_back,
+)
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (
     dense_inputs,

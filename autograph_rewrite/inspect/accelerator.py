@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from autograph_rewrite.analysis.accelerator import Crossing, Placed, crossings, is_accelerator, kernel_of, place
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.inspect.communication import origin_of
@@ -23,7 +22,7 @@ from autograph_rewrite.inspect.summary import flattened
 from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.traversal import ancestors, grouped, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.normalize.normalize import roots
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
@@ -15,6 +14,7 @@ from autograph_rewrite.inspect.report_view import ShownEdge, edges_of, plan_of
 from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
 from autograph_rewrite.ops.traits import has

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, several
 from autograph_rewrite.inspect.communication import INSTANCE, bare
 from autograph_rewrite.inspect.graph_source import Source, as_graph
 from autograph_rewrite.ir.format.printer import functions, line, shown_attrs
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.notebook import NotebookView, table
 

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.tasks.layers import COLUMNS, cells
 from autograph_rewrite.cost.tasks.result import DeviceUse, Simulation
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.inspect.report_view import STEP, Account, ShownEdge, account_of
 from autograph_rewrite.inspect.table import drawn, fitted, ranking_text, table
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.training_graph import TrainingGraph

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.diagnostics.amounts import few, size
 from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.export import results
@@ -21,6 +20,7 @@ from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, re
 from autograph_rewrite.ir.format.printer import static_shape, type_text
 from autograph_rewrite.ir.graph import PASS_ATTR, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, word
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.passes.emit.merge_instances import INSTANCE_SUFFIX

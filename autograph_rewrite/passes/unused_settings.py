@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override
@@ -26,7 +25,7 @@ from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import ancestors, grouped
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.passes.base.report import Report

@@ -266,9 +266,10 @@ class Backups:
         told = Rendezvous(self.member, self.seconds).rows(np.array(mine, np.int64), "restore a backup")[0]
         if told[0]:
             known = variables()
-            values = adopt_from_chief(self.member, self.seconds, [variable.numpy() for variable in known])
-            for variable, value in zip(known, values, strict=True) if not self.member.is_chief else ():
-                variable.assign(value)
+            values = adopt_from_chief(self.member, self.seconds, (variable.numpy() for variable in known))
+            for variable, value in zip(known, values, strict=True):
+                if not self.member.is_chief:
+                    variable.assign(value)
         return [int(number) for number in told]
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ops.rules.base import Rule, whole
 from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, is_open

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import autograph_rewrite
 from autograph_rewrite import errors
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.config import cross_field_checks
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.tools.cli import EPILOG, VERBS, options_of, parser_of

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import Lives
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.control_flow import shared_frames_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.traversal import ancestors, grouped, topological_order
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import buffers_of
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import NOTHING, Work, executed, rows_given, runs, trips_of, work_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import VariableUse, update_regions, variable_uses
@@ -25,7 +24,7 @@ from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.replace_op import eliminate_dead_code
-from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.traversal import descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes

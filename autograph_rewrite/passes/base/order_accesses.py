@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.control_flow import frames_of, guards_of, unconditional_nodes
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node
 from autograph_rewrite.ir.mesh import EACH, Select, is_rarer
-from autograph_rewrite.ir.traversal import ancestors, dependencies, last_iteration, marks_before, topological_order
+from autograph_rewrite.ir.traversal import (
+    ancestors,
+    dependencies,
+    grouped,
+    last_iteration,
+    marks_before,
+    topological_order,
+)
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, READS, has

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
-from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.traversal import descendants, reachable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 from autograph_rewrite.ops.facts.symbolic_dims import to_global

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select, prefix
 from autograph_rewrite.ir.replace_op import eliminate_dead_code, take_name
-from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.traversal import grouped, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node

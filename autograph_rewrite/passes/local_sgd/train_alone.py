@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variable_uses import completions, variable_uses
 from autograph_rewrite.errors import GraphError
@@ -17,7 +16,7 @@ from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.replace_op import take_name
-from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
+from autograph_rewrite.ir.traversal import ancestors, descendants, reachable, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.traversal import reachable, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, is_segmented, times, to_global

@@ -17,12 +17,11 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import replace_outputs
-from autograph_rewrite.ir.traversal import ancestors, users
+from autograph_rewrite.ir.traversal import ancestors, reachable, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import touching_nodes
 from autograph_rewrite.ops.facts.placement import REPLICATED

@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, is_inside, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
+from autograph_rewrite.ir.traversal import descendants, grouped, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle, is_update

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PROCESS, SERVER
 from autograph_rewrite.ir.replace_op import eliminate_dead_code, take_name
-from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, reachable, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update

@@ -21,11 +21,11 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, is_inside, loops_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Span
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.types.opdefs import is_pure

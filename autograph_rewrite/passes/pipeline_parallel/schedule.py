@@ -13,12 +13,11 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import Frame, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH, ONCE, REPLICA, STAGE, Mesh
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.traversal import grouped, topological_order
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from autograph_rewrite.ir.traversal import reachable
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import dependencies
+from autograph_rewrite.ir.traversal import dependencies, reachable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, split

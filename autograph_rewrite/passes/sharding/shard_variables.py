@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import propagate, revise
 from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import GraphError
@@ -22,6 +21,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import SHARD
 from autograph_rewrite.ir.replace_op import replace_outputs
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -14,13 +14,12 @@ from functools import cached_property
 from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.variable_uses import declared_trained
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import before_loops, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.traversal import descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.opdefs import SHARD_ALIKE, is_over

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
-from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.traversal import ancestors, descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import axis_along, is_pure
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes

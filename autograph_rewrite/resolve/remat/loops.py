@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import cost_of, trips_of, value_bytes
 from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import constant
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE

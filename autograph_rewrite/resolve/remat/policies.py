@@ -27,12 +27,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import grouped, groups
+from autograph_rewrite.analysis.networks import groups
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.limits import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Node
 from autograph_rewrite.ir.run_writes import name_of_whole
+from autograph_rewrite.ir.traversal import grouped
 from autograph_rewrite.load.marks import AGAIN_SCOPE, CHECKPOINT_ATTR, CHECKPOINTS, SEGMENT_ATTR, names_given
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat

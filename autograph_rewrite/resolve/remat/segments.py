@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.traversal import descendants, grouped
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import Parts

@@ -19,12 +19,11 @@ import numpy as np
 
 from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.liveness import Buffers, Lives, buffers_of
-from autograph_rewrite.analysis.networks import grouped, reachable
 from autograph_rewrite.analysis.op_work import executed
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import ancestors, dependencies
+from autograph_rewrite.ir.traversal import ancestors, dependencies, grouped, reachable
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import MERGES, has
 from autograph_rewrite.plan.parts.messages import STEP

@@ -22,7 +22,6 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.analysis.list_elements import future_splits
-from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import cost_of, runs, trips_of, value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import variable_uses
@@ -33,7 +32,7 @@ from autograph_rewrite.ir.control_flow import by_loops, frames_of, loops_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.run_writes import name_of_whole
-from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.traversal import ancestors, descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.types.dtypes import dtype_name

@@ -140,7 +140,7 @@ def adopt(variables: Sequence[Mirrored], member: Membership, seconds: float) -> 
     Raises:
         ClusterError: a worker is missing.
     """
-    values = [np.asarray(variable.value()) for variable in variables]
+    values = (np.asarray(variable.value()) for variable in variables)
     for variable, value in zip(variables, adopt_from_chief(member, seconds, values), strict=True):
         variable.write(value)
         variable.adopts = False

@@ -424,8 +424,8 @@ def require_consensus(
     )
 
 
-def adopt_from_chief(member: Membership, seconds: float, values: Sequence[Array]) -> list[Array]:
-    """Return the values of the chief's variables: each worker has drawn other initial values.
+def adopt_from_chief(member: Membership, seconds: float, values: Iterable[Array]) -> Iterator[Array]:
+    """Yield the values of the chief's variables: each worker has drawn other initial values.
 
     Raises:
         ClusterError: a worker is missing.

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -104,31 +104,44 @@ class Rendezvous:
                 found.append((begin, time.time_ns()))
         return found
 
-    def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
-        """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""
-        result: list[Array] = [np.asarray(value) for value in values]
-        words_of = [i for i, value in enumerate(result) if value.size and value.dtype == object]
-        if words_of:
-            said = [[word.decode("latin-1") for word in result[i].ravel()] for i in words_of]
-            for i, words in zip(words_of, json.loads(self.texts(json.dumps(said), what)[0]), strict=True):
-                result[i] = np.array([word.encode("latin-1") for word in words], object).reshape(result[i].shape)
-        by_type: dict[np.dtype[Any], list[int]] = {}
-        for position, value in enumerate(result):
-            if value.size and value.dtype != object:
-                by_type.setdefault(value.dtype, []).append(position)
-        for positions in by_type.values():
-            flat = np.concatenate([result[i].reshape(-1) for i in positions])
-            bits = flat.view(np.uint8)
-            bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # a sum of integers keeps every bit
-            chosen = bits if self.member.is_chief else np.zeros_like(bits)
-            pieces = [self.add_up(chosen[i : i + NUMBERS], what) for i in range(0, chosen.size, NUMBERS)]
-            shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
-            at = 0
-            for i in positions:
-                size = result[i].size
-                result[i] = shared[at : at + size].reshape(result[i].shape)
-                at += size
-        return result
+    def of_chief(self, values: Iterable[Array], what: str) -> Iterator[Array]:
+        """Yield the arrays of worker 0, in order; all workers give arrays of the same types and shapes, and take all.
+
+        Arrays are read and sent a few at a time, so that the memory of a process need not hold a model twice.
+        """
+        for batch in _batches(values):
+            yield from self._texts_of_chief(batch, what) if batch[0].dtype == object else self._sent(batch, what)
+
+    def _texts_of_chief(self, batch: Sequence[Array], what: str) -> Iterator[Array]:
+        said = [[word.decode("latin-1") for word in value.ravel()] for value in batch]
+        for value, words in zip(batch, json.loads(self.texts(json.dumps(said), what)[0]), strict=True):
+            yield np.array([word.encode("latin-1") for word in words], object).reshape(value.shape)
+
+    def _sent(self, batch: Sequence[Array], what: str) -> Iterator[Array]:
+        count = sum(value.nbytes for value in batch)
+        bits = np.zeros(-(-count // 4), np.int32)  # a sum of integers keeps every bit
+        flat = bits.view(np.uint8)[:count].view(batch[0].dtype)
+        if self.member.is_chief:
+            np.concatenate([value.reshape(-1) for value in batch], out=flat)
+        for at in range(0, bits.size, NUMBERS):
+            bits[at : at + NUMBERS] = self.add_up(bits[at : at + NUMBERS], what)
+        ends = np.cumsum([value.size for value in batch])
+        for value, end in zip(batch, ends, strict=True):
+            yield flat[end - value.size : end].reshape(value.shape)
+
+
+def _batches(values: Iterable[Array]) -> Iterator[list[Array]]:
+    """Yield neighbours of one type together, up to what is sent at once."""
+    batch: list[Array] = []
+    size = 0
+    for value in map(np.asarray, values):
+        if batch and (value.dtype != batch[0].dtype or size + value.nbytes > 4 * NUMBERS):
+            yield batch
+            batch, size = [], 0
+        batch.append(value)
+        size += value.nbytes
+    if batch:
+        yield batch
 
 
 # An all-reduce between workers outside of any step, in a separate session.
