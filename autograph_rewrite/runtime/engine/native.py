@@ -452,7 +452,7 @@ def _split(tensor: str) -> tuple[str, int]:
 
 def _needed(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
     """Return the names of the roots and of all nodes that they depend on."""
-    return reachable(roots, lambda name: [text.removeprefix("^").partition(":")[0] for text in nodes[name].inputs])
+    return set(reachable(roots, lambda name: [text.removeprefix("^").partition(":")[0] for text in nodes[name].inputs]))
 
 
 class _Writer:

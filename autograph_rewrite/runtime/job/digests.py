@@ -188,7 +188,7 @@ class SessionDigest:
 
 def ancestors(roots: Iterable[Any]) -> set[Any]:
     """Return operations and all operations that they depend on."""
-    return reachable(roots, producers)
+    return set(reachable(roots, producers))
 
 
 def producers(op: Any) -> list[Any]:
