@@ -99,8 +99,8 @@ print(np.array_equal(out["y"][:, 0], np.arange(30)), np.array_equal(out["running
 def test_a_plan_of_auto_gets_the_devices_that_it_needs_or_is_refused(forked_python: Python) -> None:
     """Auto chooses where variables live; on one device, replicas with separate variables would wait for ever."""
     mirrored = """
-from autograph_rewrite.strategies import candidates
-candidates.modes_of = lambda config: ("mirrored",)
+from autograph_rewrite.strategies import auto
+auto.modes_of = lambda config: ("mirrored",)
 config["strategy"] = {"name": "Auto"}
 """
     early = "w = []\ndef step(x):\n    if not w: w.append(tf.Variable(np.ones([2, 2])))\n"
