@@ -26,13 +26,13 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.replace_op import eliminate_dead_code
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle, is_update, touching_nodes
 from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph

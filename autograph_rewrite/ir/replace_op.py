@@ -1,13 +1,12 @@
-"""Replaces a node but keeps its name valid, by another op or by a node that takes its name, and removes dead nodes."""
+"""Replaces a node but keeps its name valid: turns it into another op, or renames another node to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.opdefs import get_op
 
 
@@ -63,11 +62,3 @@ def replace_outputs(graph: Graph, node: Node, results: Mapping[int, Value]) -> N
     if len(results) == 1:
         (value,) = results.values()
         take_name(graph, value.node, name)
-
-
-def eliminate_dead_code(graph: Graph, roots: Iterable[Node]) -> int:
-    """Remove every node that the roots do not depend on; return the number of removed nodes."""
-    kept = ancestors(roots)
-    dead = [node for node in graph if node not in kept]
-    graph.erase_all(dead)
-    return len(dead)

@@ -30,12 +30,12 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes, static_shape
-from autograph_rewrite.ir.replace_op import eliminate_dead_code
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.messages import Remat

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.config.user_code import blaming
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.replace_op import eliminate_dead_code, take_name
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan

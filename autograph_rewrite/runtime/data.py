@@ -256,11 +256,9 @@ def distribute_datasets_from_function(
         _require_alike(member, given, local)
     dataset = dataset.rebatch(size * local) if local > 1 and size > 0 else dataset
     infinite = int(dataset.cardinality()) == tensorflow().data.INFINITE_CARDINALITY
-    return (
-        dataset
-        if member is None or infinite
-        else EndingTogether(dataset, member, _connection(member, lambda: given.timeout_seconds))
-    )
+    if member is None or infinite:
+        return dataset
+    return EndingTogether(dataset, member, _connection(member, lambda: given.timeout_seconds))
 
 
 def _require_per_worker(options: Any) -> None:

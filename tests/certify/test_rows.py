@@ -22,7 +22,7 @@ from autograph_rewrite.ops.facts.placement import Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.passes.collectives import all_gather
 from autograph_rewrite.passes.collectives.all_gather import Blocked
-from autograph_rewrite.passes.collectives.key_operands import Exchange
+from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.strategies import builder_for
 from tests.support.rewriting import run_pipeline

@@ -23,7 +23,6 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.replace_op import eliminate_dead_code
 from autograph_rewrite.ir.traversal import descendants, grouped
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, updates_rows
@@ -34,6 +33,7 @@ from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
 from autograph_rewrite.passes.sharding.partition_model import partition

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
+from types import ModuleType
 
+from autograph_rewrite.ops.rules import (
+    bitcast,
+    concat_split,
+    contraction,
+    control,
+    convolutions,
+    cross_example,
+    elementwise,
+    ensure_shape,
+    gather_scatter,
+    images,
+    layers,
+    layout,
+    linalg,
+    normalization,
+    ordering,
+    pooling,
+    quantization,
+    random,
+    recurrent,
+    reduce,
+    reshards,
+    segment,
+    side_effects,
+    sizes,
+    slicing,
+    strings,
+    tables,
+    tensor_arrays,
+    tensor_lists,
+    variables,
+)
 from autograph_rewrite.ops.rules.base import Rule
 from autograph_rewrite.ops.rules.kernels import KERNELS
 from autograph_rewrite.ops.rules.registered import entry_of
 
-NAMES = (
-    "elementwise", "ensure_shape", "reduce", "contraction", "layout", "concat_split", "slicing", "sizes", "control",
-    "variables", "side_effects", "tables", "random", "layers", "convolutions", "pooling", "quantization",
-    "normalization", "recurrent", "gather_scatter", "segment", "ordering", "linalg", "images", "strings", "bitcast",
-    "tensor_lists", "tensor_arrays", "cross_example", "reshards",
+FAMILIES: tuple[ModuleType, ...] = (
+    elementwise, ensure_shape, reduce, contraction, layout, concat_split, slicing, sizes, control, variables,
+    side_effects, tables, random, layers, convolutions, pooling, quantization, normalization, recurrent,
+    gather_scatter, segment, ordering, linalg, images, strings, bitcast, tensor_lists, tensor_arrays, cross_example,
+    reshards,
 )  # fmt: skip
-"""The names of the families, which are those of their modules."""
-FAMILIES = tuple(import_module(f"autograph_rewrite.ops.rules.{name}") for name in NAMES)
 
 
 def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]:
@@ -34,6 +64,8 @@ def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]
     return table
 
 
+NAMES = tuple(module.__name__.rpartition(".")[2] for module in FAMILIES)
+"""The names of the families, which are those of their modules."""
 TABLE: Mapping[str, Rule] = merge(zip(NAMES, (module.RULES for module in FAMILIES), strict=True))
 """Every op type that has a rule; the others fall back to `base.whole`, with a note."""
 

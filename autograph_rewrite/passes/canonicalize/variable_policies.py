@@ -21,7 +21,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replace_op import become, eliminate_dead_code
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -31,6 +31,7 @@ from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, kind_of, mark
 from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -25,7 +25,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import has_rows_of_each_example, 
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
-from autograph_rewrite.passes.collectives.key_operands import Exchange, between_processes
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server

@@ -20,7 +20,8 @@ from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives import local_ops
-from autograph_rewrite.passes.collectives.key_operands import Exchange, between_processes, collective_attrs, span_behind
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind
+from autograph_rewrite.passes.collectives.key_operands import collective_attrs
 from autograph_rewrite.passes.collectives.padded_gather import gather_equal
 from autograph_rewrite.passes.collectives.server_stores import accumulate_at_server, reduce_at_server
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode, flat

@@ -33,7 +33,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
-from autograph_rewrite.passes.collectives.key_operands import Exchange, Keys
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST, block_begin, bounds, limits
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 

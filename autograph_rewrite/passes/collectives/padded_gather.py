@@ -12,7 +12,8 @@ import numpy as np
 from autograph_rewrite.analysis.accelerator import has_kernel
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes.base.builder import FoldedBuilder
-from autograph_rewrite.passes.collectives.key_operands import Exchange, collective_attrs
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import collective_attrs
 from autograph_rewrite.passes.collectives.wire_values import flat
 
 

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.mesh import ONCE, PROCESS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
-from autograph_rewrite.passes.collectives.key_operands import Exchange
+from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.plan.parts.lowerings import Hop
 
 if TYPE_CHECKING:

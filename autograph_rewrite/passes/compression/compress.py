@@ -22,7 +22,7 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.report import CompressedSum
 from autograph_rewrite.passes.collectives.all_gather import vectors_of_members
 from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
-from autograph_rewrite.passes.collectives.key_operands import Exchange
+from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.wire_values import Packing, cast
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name, residual_of
 from autograph_rewrite.plan.codecs import codec_of, shown

@@ -16,7 +16,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select, prefix
-from autograph_rewrite.ir.replace_op import eliminate_dead_code, take_name
+from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import grouped, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -25,6 +25,7 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.facts.placement import LOCAL, Fact
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.key_operands import salted

@@ -34,13 +34,14 @@ from autograph_rewrite.ir.mesh import (
     is_rarer,
     prefix,
 )
-from autograph_rewrite.ir.replace_op import become, eliminate_dead_code
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.verify.loops import loop_faults
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.collectives.all_gather import RESTORES
 from autograph_rewrite.passes.micro_batches.sequencing import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL, Loop

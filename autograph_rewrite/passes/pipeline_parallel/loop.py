@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MICRO, REPLICA, STAGE, Mesh, prefix
-from autograph_rewrite.ir.replace_op import eliminate_dead_code
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.micro_batches.loop import (

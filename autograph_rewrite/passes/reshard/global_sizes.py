@@ -35,7 +35,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
-from autograph_rewrite.passes.collectives.key_operands import Exchange, Keys
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.local_ops import reduce_local
 from autograph_rewrite.plan.parts.messages import EdgePlan
 

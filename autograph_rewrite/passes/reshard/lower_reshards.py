@@ -43,7 +43,8 @@ from autograph_rewrite.passes.collectives.all_reduce import (
 )
 from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
-from autograph_rewrite.passes.collectives.key_operands import Exchange, Keys, stay_in_stages
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys, stay_in_stages
 from autograph_rewrite.passes.collectives.local_ops import PEERS, cut_shard
 from autograph_rewrite.passes.collectives.wire_values import Packing, cast
 from autograph_rewrite.passes.compression.compress import reduce_compressed
