@@ -28,7 +28,9 @@ from autograph_rewrite.plan import file_forms
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
 
-VERSION = 1
+VERSION = 2
+"""Of plan files; in version 1 each shard of a variable that is split over the replicas had edges of its own."""
+READ = (1, VERSION)
 
 _TEXT = (".yaml", ".yml", ".json")
 _BINARY = (".pb", ".binpb")
@@ -339,12 +341,12 @@ class Plan(NotebookView):
         """Read a message.
 
         Raises:
-            PlanError: when another version wrote it.
+            PlanError: when a later version wrote it.
         """
         source = source or Source("plan")
-        if message.version != VERSION:
+        if message.version not in READ:
             written = f"version {message.version}" if message.version else "no version"
-            fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
+            fault = source.fault(("version",), f"this plan has {written}; only {READ[0]} to {READ[-1]} can be read")
             raise failure([replace(fault, hint="build it anew with build_plan")], error=PlanError)
         known = file_forms.new("Plan")
         known.CopyFrom(message)

@@ -19,7 +19,7 @@ from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.parts.residence import shard_name, split_axis
-from autograph_rewrite.plan.plan import VERSION, Plan
+from autograph_rewrite.plan.plan import READ, Plan
 from autograph_rewrite.plan.user_extensions import problems
 from autograph_rewrite.plan.variable_policies import problem_of
 from autograph_rewrite.training_graph import TrainingGraph
@@ -56,8 +56,10 @@ def _faults(plan: Plan, item: TrainingGraph, checks: Iterable[Check]) -> list[Fi
 
 def header_is_complete(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The version, the mode and the timeout are valid."""
-    if plan.version != VERSION:
-        yield Finding(("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew")
+    if plan.version not in READ:
+        yield Finding(
+            ("version",), f"version is {plan.version}; only {READ[0]} to {READ[-1]} are known", "build the plan anew"
+        )
     if plan.mode not in ("shared", "mirrored"):
         yield Finding(("mode",), f"mode must be shared or mirrored, not '{plan.mode}'")
     if not plan.timeout_seconds > 0:

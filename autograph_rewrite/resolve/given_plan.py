@@ -10,7 +10,6 @@ All faults are reported together, before the graph is edited.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,14 +21,15 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ops.facts.placement import PARTIAL
 from autograph_rewrite.plan import verify
+from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import EdgePlan
-from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph
 
-_PART = re.compile(r"/part_\d+$")
+FOUND_ANEW = "an earlier version wrote the plan: edges that it lacks were found anew, its lowerings are kept"
 
 
 def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: TrainingGraph) -> Plan:
@@ -45,7 +45,8 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
     """
     if not given.edges:
         return resolved
-    given = with_shards_as_one(given, resolved, item)
+    if given.version != VERSION:
+        given = _in_todays_form(given, resolved)
     _require_the_same_edges(given, resolved)
     verify.require_edges(replace(given, graph_digest=""), item)
     faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
@@ -53,22 +54,30 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
     return given if given.batch in (0, resolved.batch) else _counted(given, resolved)
 
 
-def with_shards_as_one(given: Plan, resolved: Plan, item: TrainingGraph) -> Plan:
-    """Return a plan in today's form: earlier plans have an edge for each shard of a variable over the replicas.
+def _in_todays_form(given: Plan, resolved: Plan) -> Plan:
+    """Return a plan of an earlier version with today's edges: those that it has, and others for those of cut variables.
 
-        earlier   dw/shards:0 of w/part_0, dw/shards:1 of w/part_1      today   dw/block of w, and w/read/whole
-
-    Args:
-        given: by the caller.
-        resolved: the same request, with the edges of this graph.
-        item: whose variables are whole, or parts.
+    version 1   dw/shards:0 of w/part_0, dw/shards:1 of w/part_1      today   dw/block of w, and w/read/whole
     """
-    parts = {edge.owner for edge in given.edges if _PART.search(edge.owner)} - item.variables.keys()
-    if not any(_PART.sub("", part) in item.variables for part in parts):
-        return given
-    known = {(edge.value, edge.from_, edge.to, edge.role): edge for edge in given.edges}
-    edges = tuple(known.get((edge.value, edge.from_, edge.to, edge.role), edge) for edge in resolved.edges)
-    return replace(given, edges=edges)
+    named = {_identity(edge): edge for edge in given.edges}
+    fits = named.keys() == set(map(_identity, resolved.edges))
+
+    def edge_of(today: EdgePlan) -> EdgePlan:
+        said = named.get(_identity(today), today)
+        if said.lowering not in _choices(today, given) or (not fits and (said.bucket or today.bucket)):
+            return today
+        return said
+
+    edges = tuple(map(edge_of, resolved.edges))
+    if edges == given.edges:
+        return replace(given, version=VERSION)
+    keyed = collective_keys.with_keys(edges, given.members)
+    plan = replace(given, version=VERSION, model_edges=resolved.model_edges, batch_inputs=resolved.batch_inputs)
+    return plan.with_edges(keyed, notes=[FOUND_ANEW])
+
+
+def _identity(edge: EdgePlan) -> tuple[str, str, str, str]:
+    return edge.value, edge.from_, edge.to, edge.role
 
 
 def _counted(given: Plan, resolved: Plan) -> Plan:
@@ -79,8 +88,7 @@ def _counted(given: Plan, resolved: Plan) -> Plan:
 
 
 def _require_the_same_edges(given: Plan, resolved: Plan) -> None:
-    wanted = {(edge.value, edge.from_, edge.to, edge.role) for edge in resolved.edges}
-    found = {(edge.value, edge.from_, edge.to, edge.role) for edge in given.edges}
+    wanted, found = set(map(_identity, resolved.edges)), set(map(_identity, given.edges))
     if wanted != found:
         odd = sorted(wanted ^ found)[0]
         missing = "lacks" if odd in wanted else "has"

@@ -49,7 +49,7 @@ def test_a_sound_plan_has_no_problems(plan: Plan) -> None:
 
 
 CASES: list[tuple[Callable[[Plan], Plan], str]] = [
-    (lambda p: replace(p, version=2), "version is 2; only 1 is known"),
+    (lambda p: replace(p, version=3), "version is 3; only 1 to 2 are known"),
     (lambda p: replace(p, mode="unset"), "mode must be shared or mirrored, not 'unset'"),
     (
         lambda p: replace(p, timeout_seconds=0),

@@ -93,7 +93,7 @@ def test_the_yaml_form_reads_like_the_configuration_file() -> None:
     assert (
         plan.to_yaml()
         == f"""\
-version: 1
+version: 2
 mesh:
 - {{name: data, size: 2}}
 devices:
@@ -129,7 +129,7 @@ notes:
 
 def test_what_a_written_plan_leaves_out_takes_its_default() -> None:
     plan = Plan.from_yaml(
-        "version: 1\ndevices: [/device:CPU:0]\nmode: shared\ndefault: {hint: ring, bucket_bytes: 7}\n"
+        "version: 2\ndevices: [/device:CPU:0]\nmode: shared\ndefault: {hint: ring, bucket_bytes: 7}\n"
         "variables: [{name: w}, {name: v, options: {hint: nccl}}]\n"
         "edges: [{value: g, from: partial(sum), to: replicated, lowering: add_n}]\n"
     )
@@ -144,7 +144,7 @@ def test_what_a_written_plan_leaves_out_takes_its_default() -> None:
 
 def test_every_mistake_in_a_written_plan_is_told_at_its_line() -> None:
     text = """\
-version: 1
+version: 2
 devices: [/device:CPU:0, 1]
 mode: mirored
 mesh: {name: data}
@@ -175,17 +175,17 @@ mode: shared
 @pytest.mark.parametrize("wrong", ["true", "null", "[1]", "{a: 1}", "x", "1.5"])
 @pytest.mark.parametrize("key", [field.name for field in file_forms.new("Plan").DESCRIPTOR.fields])
 def test_no_value_of_a_wrong_kind_escapes_as_another_error(key: str, wrong: str) -> None:
-    text = f"version: 1\n{key}: {wrong}\n" if key != "version" else f"version: {wrong}\n"
+    text = f"version: 2\n{key}: {wrong}\n" if key != "version" else f"version: {wrong}\n"
     with contextlib.suppress(PlanError):
         Plan.from_yaml(text)
 
 
 def test_a_plan_of_another_version_is_refused() -> None:
-    assert refused("version: 2\n") == [
-        "p.yaml:1: this plan has version 2; only version 1 can be read (build it anew with build_plan)"
+    assert refused("version: 3\n") == [
+        "p.yaml:1: this plan has version 3; only 1 to 2 can be read (build it anew with build_plan)"
     ]
     assert refused("mode: shared\n") == [
-        "p.yaml:1: this plan has no version; only version 1 can be read (build it anew with build_plan)"
+        "p.yaml:1: this plan has no version; only 1 to 2 can be read (build it anew with build_plan)"
     ]
 
 

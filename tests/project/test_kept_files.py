@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite import strategies
+from autograph_rewrite.resolve.given_plan import FOUND_ANEW
 from tests.support.paths import GOLDEN
 from tests.support.public_surface import surface
+from tests.support.training import learnt
 
 KEPT = GOLDEN / "kept"
+ONE_NODE = KEPT / "before_one_node"
+"""Of the commit before a variable that is cut became one node; the model has two variables and a slot."""
 PLANS = sorted(path.name for path in (*KEPT.glob("*.yaml"), *KEPT.glob("*.pb")))
 
 
@@ -34,7 +40,7 @@ def test_a_plan_of_an_earlier_version_is_carried_out(name: str) -> None:
     assert set(new.variables) >= set(item.variables)
 
 
-@pytest.mark.parametrize("name", filter(is_of_parts, PLANS))
+@pytest.mark.parametrize("name", [name for name in PLANS if is_of_parts(name)])
 def test_a_plan_with_an_edge_for_each_shard_means_the_same(name: str) -> None:
     item, plan = ar.GraphItem.load(KEPT / "regression.ar"), ar.Plan.load(KEPT / name)
     now = ar.rewrite(item, plan).report.plan.edges
@@ -44,6 +50,28 @@ def test_a_plan_with_an_edge_for_each_shard_means_the_same(name: str) -> None:
     assert {edge.owner.partition("/part_")[0] for edge in parts} <= {edge.owner for edge in now}
     report = ar.verify(item, plan, steps=2)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("path", sorted(ONE_NODE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_plan_of_variables_that_were_cut_apart_cuts_them_alike_and_trains_as_one_device(path: Path) -> None:
+    item, plan = ar.GraphItem.load(ONE_NODE / "item.ar"), ar.Plan.load(path)
+    task = {"task": 0} if plan.workers > 1 or "/job:" in plan.devices[0] else {}
+    new = ar.rewrite(item, plan, **task)
+    assert new.report.plan.residences == plan.residences
+    assert new.report.plan.version > plan.version == 1
+    kept = [edge.value for edge in new.report.plan.edges] == [edge.value for edge in plan.edges]
+    assert (FOUND_ANEW in new.report.plan.notes) is not kept
+    if not task:
+        report = ar.verify(item, plan, steps=3)
+        assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "partitioned_ps", "model_axis"])
+def test_a_rewritten_graph_of_an_earlier_version_trains_as_one_device(name: str) -> None:
+    item, new = ar.GraphItem.load(ONE_NODE / "item.ar"), ar.GraphItem.load(ONE_NODE / f"{name}.ar")
+    feeds = [{"x": np.random.default_rng(k).normal(size=(5, 6))} for k in range(3)]
+    for got, wanted in zip(learnt(new, feeds), learnt(item, feeds), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_both_forms_of_a_kept_plan_are_one_value() -> None:
