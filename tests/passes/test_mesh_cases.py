@@ -16,7 +16,7 @@ from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.inspect.pass_states import placements_of
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import MICRO, SERVER, STAGE, Axis, Mesh
+from autograph_rewrite.ir.mesh import MICRO, PROCESS, SERVER, STAGE, Axis, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD
@@ -54,7 +54,7 @@ def test_a_case_says_what_it_shows_and_is_written_as_it_would_be_printed(path: P
 @each_case
 def test_the_folded_graph_keeps_the_invariants(path: Path) -> None:
     case = Case.of(path)
-    sizes = {SERVER: 2, STAGE: 2, MICRO: 1, **case.mesh}
+    sizes = {PROCESS: 2, SERVER: 2, STAGE: 2, MICRO: 1, **case.mesh}
     mesh = Mesh(tuple(Axis(name, size) for name, size in sizes.items()))
     faults = folded_faults(case.graphs[1].graph, mesh)
     assert [fault.problem for fault in faults] == []
@@ -211,6 +211,8 @@ def _fact(step: Step, value: Value, axis: str, unit: int) -> Fact:
         ("fsdp_3", "@ split(0) = VarHandleOp", "@ split(1) = VarHandleOp", "run", "dimension 1"),
         ("fsdp_3", "MatMul(%dy, %r2/again)", "MatMul(%dy, %r2)", "rules", "dh on replica: its rule asks for"),
         ("fsdp_1", "%rate, %dw1/sum/block, %keep)", "%rate, %dw1/sum, %keep)", "rules", "train1 on replica"),
+        ("partitioned_ps", "%dw/shards/reshard) ^rate", "%dw/shards/reshard_1) ^rate", "run", "w"),
+        ("partitioned_ps", "ConcatV2(%r/part_0, %r/part_1", "ConcatV2(%r/part_1, %r/part_0", "run", "r"),
         ("attention", "%dhq, %dhk, %dhv)", "%dhq, %dhk, %dhq)", "run", "dh"),
         ("vocabulary_loss", "partial(max)", "partial(min)", "rules", "xent/max on model"),
         ("loop_over_time", "Enter(%x/reshard)", "Enter(%x)", "rules", "loop/h/enter on replica"),

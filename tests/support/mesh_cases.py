@@ -37,7 +37,7 @@ from autograph_rewrite.ir.format.annotations import Annotation, Others
 from autograph_rewrite.ir.format.parser import Text, read
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, REPLICA
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.traversal import ancestors, grouped, topological_order
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD, find_op
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 from autograph_rewrite.ir.verify.reshards import reshard_of
@@ -244,12 +244,20 @@ class Step:
             for written, new in made or ():
                 if written is handle:
                     return np.asarray(new)
-        held = self.state[handle.attr("shared_name").decode()]
+        held = self._held(_name(handle))
         placements = stated(self.text.placements, handle.output())
         for axis, count in self.mesh.items():  # the major axis first: blocks of blocks lie within those
             if axis in placements:
                 held = cut(held, placements[axis], count, at.get(axis, 0))
         return held
+
+    def _held(self, name: str) -> np.ndarray:
+        """Return a variable; one that is a block of another, which passes cut into variables, has its part of it."""
+        if name in self.state:
+            return self.state[name]
+        whole, k = _block(name)
+        names = (_name(node) for node in self.graph if node.op == "VarHandleOp")
+        return np.array_split(self.state[whole], sum(_block(one)[0] == whole for one in names))[k]
 
     def _resharded(self, node: Node, at: dict[str, int], t: int | None) -> Any:
         said, (value,) = reshard_of(node), node.inputs
@@ -299,8 +307,11 @@ class Step:
                 handle = next(iter(made.values()))[i][0]
                 assert handle.span == node.span, f"{node.name} does not write each instance of {handle.name}"
                 placements = stated(self.text.placements, handle.output())
-                name = handle.attr("shared_name").decode()
+                name = _name(handle)
                 last[name] = self._assembled(made, i, placements, [a for a in self.mesh if a in node.span], {}, name)
+        blocks = [name for name in last if name not in self.state]
+        for whole, names in grouped((_block(name)[0], name) for name in sorted(blocks)).items():
+            last[whole] = np.concatenate([last.pop(name) for name in names])
         return last
 
     def _assembled(
@@ -311,6 +322,18 @@ class Step:
         axis, *minor = axes
         members = [self._assembled(made, i, placements, minor, {**at, axis: k}, name) for k in range(self.mesh[axis])]
         return together(members, placements.get(axis, REPLICATED), name)
+
+
+def _name(handle: Node) -> str:
+    """Return the name of a variable."""
+    found: bytes = handle.attr("shared_name")
+    return found.decode()
+
+
+def _block(name: str) -> tuple[str, int]:
+    """Return the variable that another one is a block of, and the number of the block."""
+    whole, _, k = name.rpartition("/part_")
+    return whole, int(k)
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -371,7 +394,7 @@ def variables_of(graph: Graph) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(8)
     handles = [node for node in graph if node.op == "VarHandleOp"]
     return {
-        node.attr("shared_name").decode(): rng.normal(size=node.attr("shape")).astype(np.float32)
+        _name(node): rng.normal(size=node.attr("shape")).astype(np.float32)
         for node in sorted(handles, key=lambda one: one.name)
     }
 

@@ -4,9 +4,9 @@
     after    w/part_0: 3 rows           concat(reads) ──► MatMul
              w/part_1: 2 rows           ResourceApplyAdam(w/part_k, m/part_k, v/part_k, dw/shards:k)
 
-Later passes see ordinary variables: their gradients are reduced, compressed and placed one by one. A variable's slots
-are cut with it. Initial values are computed once and cut. A checkpoint holds the whole: a save reads the whole, and a
-restore updates it.
+Later passes see ordinary variables: their gradients are reduced, compressed and placed one by one, each with its
+server (docs/architecture.md, "Shards on servers"). A variable's slots are cut with it. Initial values are computed
+once and cut. A checkpoint holds the whole: a save reads the whole, and a restore updates it.
 """
 
 from __future__ import annotations
