@@ -98,11 +98,11 @@ def step(how: str, name: str, tiny: bool, worker: int) -> Callable[[], Any]:
     from autograph_rewrite.runtime.function.session_step import unbind
 
     specs = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in own]
-    alone = unbind(ar.GraphItem.from_function(train, *specs))
-    session = ar.rewrite(alone.item, config).session()
-    session.write_variables(alone.values)
-    names = dict(zip((info.tensor for info in alone.item.inputs.values()), own, strict=True))
-    fetches = [*alone.item.outputs, *alone.item.targets]
+    item, values = unbind(ar.GraphItem.from_function(train, *specs))
+    session = ar.rewrite(item, config).session()
+    session.write_variables(values)
+    names = dict(zip((info.tensor for info in item.inputs.values()), own, strict=True))
+    fetches = [*item.outputs, *item.targets]
     return lambda: session.run(fetches, names)
 
 
