@@ -98,4 +98,5 @@ def _main(function: str, result: str, cores: str, arguments: str) -> None:
 if __name__ == "__main__":
     _main(*sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # tearing TensorFlow down takes time, and sometimes fails, after everything is done
+    if "TF_CONFIG" not in os.environ:  # a worker of a job ends as programs do: its last answers are still on their way
+        os._exit(0)  # tearing TensorFlow down takes time, and sometimes fails, after everything is done
