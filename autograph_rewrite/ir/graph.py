@@ -185,6 +185,10 @@ class Node:
         """The output values that were requested so far (a superset of those with readers)."""
         return tuple(self._outputs)
 
+    def drop_outputs(self) -> None:
+        """Forget output values that were requested of an op which the node is no more, and which it does not have."""
+        del self._outputs[len(self.output_dtypes) :]
+
     def set_inputs(self, inputs: Iterable[Value], selects: Mapping[int, Select] | None = None) -> None:
         """Replace all inputs and all selectors."""
         new = tuple(inputs)  # before anything changes: the iterable may read the old inputs

@@ -26,6 +26,7 @@ def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any
             node.set_raw_attr(key, value)
         else:
             node.set_attr(key, value)
+    node.drop_outputs()
 
 
 def take_name(graph: Graph, node: Node, name: str) -> None:

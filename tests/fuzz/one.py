@@ -326,6 +326,10 @@ class AnswerError(Exception):
         self.outcome, self.reason, self.detail = outcome, reason, detail
 
 
+INTERNAL = ("' has no output ", "cannot erase '", "cannot take the place of '", "nothing has found the ")
+"""What errors say that speak of a mistake in the rewriter, not of the program or the configuration."""
+
+
 def outcome_of(error: Exception, *, in_job: bool = False) -> str:
     """Return how an exception counts: in a job all workers do the same, but for the lengths of sequences."""
     signs = ("timeout_seconds", "has not answered", "stood still")
@@ -334,7 +338,8 @@ def outcome_of(error: Exception, *, in_job: bool = False) -> str:
         return "hang"
     if in_job and isinstance(error, ar.ClusterError) and "the length of dimension" not in str(error):
         return "crash"
-    if isinstance(error, ar.RewriteError) and not isinstance(error, ar.VerifyError):
+    is_ours = any(sign in str(error) for sign in INTERNAL)
+    if isinstance(error, ar.RewriteError) and not isinstance(error, ar.VerifyError) and not is_ours:
         return "refused"
     return "crash"
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import autograph_rewrite as ar
 from tests.fuzz import jobs, many, one, table
 from tests.fuzz.__main__ import seeds_of
 from tests.fuzz.configurations import Layout
@@ -167,6 +168,11 @@ def test_behind_a_bad_program_another_job_goes_on_and_it_is_tried_once_more_alon
     assert asked == [(20, 21, 22, 23), (21,), (22, 23)]
     assert [outcome.seed for outcome in found] == [20, 21, 22, 23]
     assert found[1].reason == "KeyError (alone it is equal: run --seeds 20,21)"
+
+
+def test_an_error_about_a_mistake_of_the_rewriter_is_no_refusal() -> None:
+    assert one.outcome_of(ar.GraphError("'w/Assign' has no output 0")) == "crash"
+    assert one.outcome_of(ar.GraphError("the batch has 3 examples, fewer than the 4 micro-batches")) == "refused"
 
 
 def _answer(outcome: str, reason: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value, clone_into
 from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
 
 FLOAT, INT32, INT64, RESOURCE = dtypes.FLOAT, dtypes.INT32, dtypes.INT64, dtypes.RESOURCE
@@ -329,3 +330,11 @@ def test_an_output_that_the_op_does_not_have_is_an_error_with_the_node() -> None
     _, a, *_ = chain()
     with pytest.raises(GraphError, match="'a'"):
         _ = a.node.output(3).dtype
+
+
+def test_a_node_that_becomes_another_op_forgets_the_outputs_that_it_has_no_more() -> None:
+    graph, value, _, node = chain()
+    handle = graph.add("VarHandleOp", name="w", attrs={"dtype": FLOAT, "shape": ()}).output()
+    assert node.outputs
+    become(node, "AssignVariableOp", [handle, value], {"dtype": FLOAT})
+    assert node.read_outputs == node.outputs == ()

@@ -81,6 +81,16 @@ def masked() -> tuple[Any, list[str]]:
     return tf.reduce_sum(mask * tf.reduce_sum(h**2, 1)) / (tf.reduce_sum(mask) + 0.1), cuts[:3]
 
 
+def references() -> tuple[Any, list[str]]:
+    """Layers whose variables are references, as TensorFlow 1 made them."""
+    h, cuts = inputs(6), []
+    for i in range(4):
+        w = v1.get_variable(f"w{i}", initializer=values(6, 6, seed=i), use_resource=False)
+        h = tf.tanh(h @ w, name=f"h{i}")
+        cuts.append(h.op.name)
+    return tf.reduce_mean((h - 1) ** 2), cuts[:3]
+
+
 def convolutions() -> tuple[Any, list[str]]:
     """Sixteen convolutions of one channel, all weights 0.1, as lingvo's GPipe test has them."""
     h, cuts = inputs(8, 8, 1, dtype=tf.float32), []
@@ -97,6 +107,7 @@ MODELS: Mapping[str, Forward] = {
     "tied": tied,
     "dropout": dropout,
     "masked": masked,
+    "references": references,
 }
 
 
