@@ -3,7 +3,8 @@
     call, If, Case, While ──lower──► nodes of the one graph; bodies may hold more of them, so: a worklist
 
 TensorFlow's runtime does the same just before it runs a graph. Here it is done first, so that one analysis sees all
-nodes. Functions that a step does not need (initial values), and those of datasets, are left unchanged.
+nodes. Functions that a step does not need, and those of datasets, are left unchanged; of initial values, those that
+read variables are lowered, so that these can be cut (the average of a variable begins as its value, if it has one).
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ from autograph_rewrite.ops.traits import ENTERS, has
 
 
 def flatten(
-    graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = (), *, loops_over_data: bool = False
+    graph: Graph,
+    roots: Iterable[Node],
+    read_outside: Collection[str] = (),
+    *,
+    starts: Iterable[Node] = (),
+    loops_over_data: bool = False,
 ) -> None:
     """Lower every functional node that `roots` need, in place.
 
     Args:
         roots: the targets and outputs of a step.
         read_outside: names of roots whose results are fetched; the others are only run.
+        starts: the nodes that give variables their first values.
         loops_over_data: lower loops over datasets, too.
 
     Raises:
@@ -57,7 +64,7 @@ def flatten(
     one_of_each = {node.op: node for node in graph}
     if any(state.is_functional(node) for node in one_of_each.values()):
         _require_finite(graph, library)
-        _flatten(state, roots)
+        _flatten(state, roots, starts)
     if graph.library:
         names = dict.fromkeys(name for node in graph for name in called(node.op, node.attrs, library))
         graph.library = library.subset(names)
@@ -79,11 +86,12 @@ def _require_finite(graph: Graph, library: Library) -> None:
             raise GraphError(problem, node=node, hint=f"at most {most:,} can be rewritten")
 
 
-def _flatten(state: FunctionLowering, roots: Iterable[Node]) -> None:
+def _flatten(state: FunctionLowering, roots: Iterable[Node], starts: Iterable[Node]) -> None:
     graph = state.graph
     original = frozenset(graph.nodes)
     names = [node.name for node in roots]
     needed = ancestors(map(graph.node, names))
+    needed |= {node for node in ancestors(starts) if any(value.node.op == "VarHandleOp" for value in node.inputs)}
     state.frames = {node.attr("frame_name").decode() for node in graph if node.op in ENTERS}
     state.pending.extend(
         (node, None, ())

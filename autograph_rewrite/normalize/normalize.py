@@ -43,6 +43,12 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 PASS = "normalise"
 
 
+def _starts(item: TrainingGraph, graph: Graph) -> list[Node]:
+    """Return the nodes that give variables their first values."""
+    names = [item.init_op, *(variable.initializer for variable in item.variables.values())]
+    return [graph.nodes[name] for name in names if name is not None and name in graph.nodes]
+
+
 def normalise(item: TrainingGraph) -> TrainingGraph:
     """Return the item in normal form, on a copy of its graph.
 
@@ -55,7 +61,7 @@ def normalise(item: TrainingGraph) -> TrainingGraph:
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     fetched = read_outside if item.targets or read_outside else graph.nodes
     has_batch = any(info.batch_axis is not None for info in item.inputs.values())
-    flatten(graph, roots(item, graph), fetched, loops_over_data=not has_batch)
+    flatten(graph, roots(item, graph), fetched, starts=_starts(item, graph), loops_over_data=not has_batch)
     run_in_turn(graph)
     forward_annotated(graph)
     named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}

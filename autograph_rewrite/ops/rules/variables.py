@@ -37,9 +37,12 @@ def _place_read(n: Op) -> Placed:
     return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
 
 
+ALL_HAVE_A_VALUE = Placement("partial", op="all")
+"""Of the question whether a variable has a value, where each device is asked for its block."""
+
+
 def _place_question(n: Op) -> Placed:
-    """Ask for each device's block: all blocks must have a value."""
-    return Placed((Placement("partial", op="all"),)) if n.placement(0).is_split else whole(n)
+    return Placed((ALL_HAVE_A_VALUE,)) if n.placement(0).is_split else whole(n)
 
 
 def _place_update(n: Op) -> Placed:

@@ -28,6 +28,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.marked import is_whole
 from autograph_rewrite.ops.rules.table import families, family_of
+from autograph_rewrite.ops.rules.variables import ALL_HAVE_A_VALUE
 from autograph_rewrite.ops.traits import has
 
 ELEMENTWISE = families("elementwise")
@@ -120,6 +121,8 @@ def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
+        elif node.op == "VarIsInitializedOp" and shares.member(node) is not None:
+            shares.facts[node.output()] = state.facts[node.output()]._replace(placement=ALL_HAVE_A_VALUE)
         elif node in behind and node not in before and is_of_updates(node):
             _visit(shares, node)
         for value in node.read_outputs:
