@@ -3,6 +3,7 @@
     ResourceApplyAdam(w, m, v, ...)                       m and v are written together with w
     m := b m + dw;  w := w - rate m                       m has w's shape, and serves no variable but w
     r := mean(dw dw, 0);  w := w - rate dw / sqrt(r)      r is computed from w's gradient, and serves no variable but w
+    a := c a + (1 - c) w                                  a is an average: it is computed from w only, and serves none
 
 Nothing here depends on names or kinds of optimizers.
 """
@@ -93,6 +94,7 @@ def variable_uses(
     step: Collection[Node] | None = None,
     owners: Collection[str] | None = None,
     gradients: Mapping[Value, str] | None = None,
+    averages: bool = False,
 ) -> dict[str, VariableUse]:
     """Return how a step uses each variable that its graph has.
 
@@ -100,6 +102,7 @@ def variable_uses(
         step: the nodes of the step, None for all.
         owners: the variables whose slots are wanted; None: those declared as trained, or all where none are declared.
         gradients: the owners of gradients, by value, where they are known. They reveal slots of other shapes.
+        averages: averages and earlier values of a variable are its slots, too.
     """
     nodes = state.order if step is None else [node for node in state.order if node in step]
     uses = plain_uses(nodes, variables, state.graph, [value.node for value in state.graph.anchors.values()])
@@ -116,6 +119,15 @@ def variable_uses(
         if name in wanted or name in found:
             for slot in _slots_by_shape(state, handle, handles, variables, by_handle, settled if is_known else ()):
                 found.setdefault(handles[slot], found.get(name, name))
+    if averages:
+        others = [handle for handle, name in handles.items() if handle not in settled and name not in found]
+        found |= {
+            handles[handle]: handles[owner]
+            for handle in others
+            if (owner := _averaged(state, handle, by_handle[handle])) is not None
+            and handles.get(owner) in wanted
+            and variables[handles[owner]].shape == variables[handles[handle]].shape
+        }
     found = {slot: owner for slot, owner in found.items() if owner not in found}
     slots = grouped((owner, name) for name, owner in found.items())
     return {name: replace(use, slots=tuple(slots.get(name, ())), owner=found.get(name)) for name, use in uses.items()}
@@ -181,6 +193,12 @@ def _slots_by_shape(
                     group[node] = None
                     pending.append(node)
     return [node for node in group if node is not owner]
+
+
+def _averaged(state: Propagation, handle: Node, made: Sequence[Node]) -> Node | None:
+    """Return the one variable from which another is computed that nothing else in a step needs; None if none is."""
+    sources = {node for update in made for node in _read_by(state, update)} - {handle}
+    return sources.pop() if len(sources) == 1 and _serves_only(handle, {handle}) else None
 
 
 def _read_by(state: Propagation, update: Node) -> Iterable[Node]:

@@ -86,10 +86,16 @@ class Owners(NamedTuple):
     whole: dict[str, str]
 
 
-def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> Owners:
-    """Find the slots of the `asked` variables, which are cut with them."""
+def owners_of(
+    item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str], *, averages: bool = True
+) -> Owners:
+    """Find the slots of the `asked` variables, which are cut with them.
+
+    Args:
+        averages: of variables are cut with them, too.
+    """
     found, whole = {name: name for name in asked}, {}
-    for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
+    for name, use in variable_uses(state, item.variables, step=step, owners=asked, averages=averages).items():
         if use.owner is None:
             continue
         # A slot that a loop writes stays whole: the update of each shard takes its rows of it.

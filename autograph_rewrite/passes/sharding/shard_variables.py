@@ -66,7 +66,9 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     read_whole_for_elements(graph, item, cuts)
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
-    owners, whole = owners_of(item, state, step, cuts)
+    # Only what is computed from gradients runs on servers: shards of an average would go to a worker and back.
+    on_servers = any(cut.servers for cut in cuts.values())
+    owners, whole = owners_of(item, state, step, cuts, averages=not on_servers)
     read += read_before_loops(graph, item, [name for name in owners if name not in cuts])
     write_whole_values(graph, item, owners)
     said = [GATHERED.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
