@@ -348,6 +348,19 @@ def test_a_batch_without_an_example_for_each_replica_is_refused() -> None:
     assert np.isfinite(variables[0].numpy()).all()
 
 
+def test_rows_that_are_not_divided_are_refused() -> None:
+    table = tf.Variable(np.ones((5, 4)))
+
+    def step(x: Any, bags: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.reduce_sum(tf.gather(table, bags), axis=1) + x) ** 2)
+        table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    with pytest.raises(GraphError, match="the input 'bags' has an open size and is not divided"):
+        ar.distribute(step, config(), SPECS[0], tf.RaggedTensorSpec([None, None], tf.int64))
+
+
 def test_what_cannot_be_each_replicas_own_is_refused() -> None:
     _, step = momentum()
     static = (tf.TensorSpec([6, 4], tf.float64), tf.TensorSpec([6, 3], tf.float64))

@@ -338,7 +338,8 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
         state: placements; the graph is edited.
 
     Raises:
-        GraphError: the batch size is static, or one of these nodes decides for all replicas or exchanges values.
+        GraphError: the batch size is static, an input of open size is not divided, or one of these nodes decides for
+            all replicas or exchanges values.
     """
     if state.semantics.extent.units is not None:
         raise GraphError(
@@ -350,11 +351,27 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
     sources = [*parts, *(node for node in state.order if kind_of(node) == OF_EACH)]
     handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
     nodes, trained = _reached(sources, handles)
+    _require_divided(state, nodes)
     for node in [one for one in state.graph if one in nodes]:
         _require_alone(node, nodes)
         if kind_of(node) != OF_EACH:
             mark(node, OF_BLOCK, OF_ONE)
     return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
+
+
+def _require_divided(state: Propagation, nodes: Collection[Node]) -> None:
+    """Refuse inputs that may have a row for each example and are not divided: parts of ragged and sparse tensors."""
+    for node in state.order:
+        if not node.op.startswith("Placeholder") or node.output() in state.whole_inputs:
+            continue
+        shape = state.facts[node.output()].shape
+        if shape and not isinstance(shape[0], int) and not nodes.isdisjoint(descendants([node], controls=False)):
+            raise GraphError(
+                f"the input '{node.name}' has an open size and is not divided, so each replica would compute with all "
+                "of it next to its part of the batch",
+                node=node,
+                hint=f"name it in batch_inputs, pass a dense tensor instead of a ragged or sparse one, {EXACT}",
+            )
 
 
 def _part(value: Value) -> Node:
