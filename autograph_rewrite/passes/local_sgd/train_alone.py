@@ -359,7 +359,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
     return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
 
 
-def _require_divided(state: Propagation, nodes: Collection[Node]) -> None:
+def _require_divided(state: Propagation, nodes: set[Node]) -> None:
     """Refuse inputs that may have a row for each example and are not divided: parts of ragged and sparse tensors."""
     for node in state.order:
         if not node.op.startswith("Placeholder") or node.output() in state.whole_inputs:
