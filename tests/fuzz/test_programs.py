@@ -55,6 +55,13 @@ def test_random_programs_give_in_a_job_what_one_process_gives_or_are_refused(nur
         assert outcome.outcome in ("equal", "refused"), outcome
 
 
+@pytest.mark.slow
+def test_a_program_that_worker_0_runs_for_all_leaves_the_numbers_of_later_runs_alike(nursery: Nursery) -> None:
+    """The second program lies across the workers, and the last one meets in its initialiser; it hung there."""
+    found = list(jobs.outcomes((162130, 162131, 162132, 162134), nursery))
+    assert [outcome.outcome for outcome in found] == ["equal"] * 4, found
+
+
 def test_a_seed_always_gives_the_same_program() -> None:
     random.seed(1)
     first = [Program.draw(seed) for seed in range(50)]

@@ -408,8 +408,11 @@ class GateFeeds:
 # TensorFlow keeps the key with which fetches first ran. It does not look for collectives in the functions of a loop.
 
 
-_KEY = 0x5745
-"""The key of all runs with collectives of a program."""
+_OF_ALL, _OF_ONE = 0x5745, 0x5746
+"""The keys of runs with collectives that all workers make, and that one makes, for all of them or for itself.
+
+With one key for both, worker 0 would count runs that the others do not, and they would wait for each other.
+"""
 
 
 class StepNumbers:
@@ -422,6 +425,7 @@ class StepNumbers:
     def __init__(self, graph: Any, member: Membership | None, *, is_driven: bool = False) -> None:
         self._graph, self._member, self._is_driven = graph, member, is_driven
         self._is_chief = member is not None and member.is_chief
+        self._key = _OF_ONE if member is None or is_driven else _OF_ALL
         self._known: dict[tuple[str, ...], bool] = {}
         self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
         if member is not None and (self._is_chief or not is_driven):
@@ -439,7 +443,7 @@ class StepNumbers:
             return False
         meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
         if meets:
-            options.experimental.collective_graph_key = _KEY
+            options.experimental.collective_graph_key = self._key
         return meets and self._member is not None and not self._is_driven
 
     def step_failed(self) -> None:
@@ -453,7 +457,7 @@ class StepNumbers:
         Workers that each run a session agree on a new number instead (`renew`).
         """
         if self._is_driven and self._is_chief and counts().has_failed:
-            session.run(self._nothing, options=_numbered())
+            session.run(self._nothing, options=self._options())
             counts().has_failed = False
 
     def _meets(self, fetches: Iterable[Any]) -> bool:
@@ -475,14 +479,13 @@ class StepNumbers:
         mine = counts().numbers
         used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
         for _ in range(mine, int(used.max()) + 1):
-            session.run(self._nothing, options=_numbered())
+            session.run(self._nothing, options=self._options())
             counts().numbers += 1
 
-
-def _numbered() -> Any:
-    options = tensorflow().compat.v1.RunOptions()
-    options.experimental.collective_graph_key = _KEY
-    return options
+    def _options(self) -> Any:
+        options = tensorflow().compat.v1.RunOptions()
+        options.experimental.collective_graph_key = self._key
+        return options
 
 
 # The original names of a session: map fetches and feeds to tensors and operations of the rewritten graph.
