@@ -37,9 +37,9 @@ KEY = group_key(TWO_DEVICES)
 
 # What stands there; what is written instead; what is said of it.
 MISTAKES = [
-    ("version: 1", "version: 2", "version 2"),
-    ("version: 1", "version: one", "version must be a whole number"),
-    ("version: 1", "verson: 1", "unknown key 'verson' (did you mean 'version'?)"),
+    ("version: 2", "version: 3", "version 3"),
+    ("version: 2", "version: one", "version must be a whole number"),
+    ("version: 2", "verson: 2", "unknown key 'verson' (did you mean 'version'?)"),
     ("mode: mirrored", "mode: mirored", "mode must be shared or mirrored, not 'mirored'"),
     ("timeout_seconds: 60.0", "timeout_seconds: 0", "timeout_seconds is 0"),
     ("timeout_seconds: 60.0", "timeout_seconds: soon", "timeout_seconds must be a finite number"),

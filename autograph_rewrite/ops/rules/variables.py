@@ -38,10 +38,10 @@ def _place_read(n: Op) -> Placed:
 
 
 ALL_HAVE_A_VALUE = Placement("partial", op="all")
-"""Of the question whether a variable has a value, where each device is asked for its block."""
 
 
 def _place_question(n: Op) -> Placed:
+    """Ask for each device's block: all blocks must have a value."""
     return Placed((ALL_HAVE_A_VALUE,)) if n.placement(0).is_split else whole(n)
 
 
