@@ -29,7 +29,7 @@ from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph
 
-FOUND_ANEW = "an earlier version wrote the plan: edges that it lacks were found anew, its lowerings are kept"
+FOUND_ANEW = "an earlier version wrote the plan: its edges were found anew, and lowerings that still fit are kept"
 
 
 def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: TrainingGraph) -> Plan:
@@ -60,18 +60,14 @@ def _in_todays_form(given: Plan, resolved: Plan) -> Plan:
     version 1   dw/shards:0 of w/part_0, dw/shards:1 of w/part_1      today   dw/block of w, and w/read/whole
     """
     named = {_identity(edge): edge for edge in given.edges}
-    fits = named.keys() == set(map(_identity, resolved.edges))
+    if named.keys() == set(map(_identity, resolved.edges)):  # it is this graph's: what the user has edited is checked
+        return replace(given, version=VERSION)
 
     def edge_of(today: EdgePlan) -> EdgePlan:
         said = named.get(_identity(today), today)
-        if said.lowering not in _choices(today, given) or (not fits and (said.bucket or today.bucket)):
-            return today
-        return said
+        return said if said.lowering in _choices(today, given) and not (said.bucket or today.bucket) else today
 
-    edges = tuple(map(edge_of, resolved.edges))
-    if edges == given.edges:
-        return replace(given, version=VERSION)
-    keyed = collective_keys.with_keys(edges, given.members)
+    keyed = collective_keys.with_keys(map(edge_of, resolved.edges), given.members)
     plan = replace(given, version=VERSION, model_edges=resolved.model_edges, batch_inputs=resolved.batch_inputs)
     return plan.with_edges(keyed, notes=[FOUND_ANEW])
 

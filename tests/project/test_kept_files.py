@@ -66,6 +66,14 @@ def test_a_plan_of_variables_that_were_cut_apart_cuts_them_alike_and_trains_as_o
         assert report.ok, str(report)
 
 
+def test_an_impossible_lowering_in_a_plan_of_an_earlier_version_is_refused_at_its_line() -> None:
+    item, text = ar.GraphItem.load(KEPT / "regression.ar"), (KEPT / "mirrored.yaml").read_text(encoding="utf-8")
+    assert "lowering: collective_reduce" in text
+    plan = ar.Plan.from_yaml(text.replace("lowering: collective_reduce", "lowering: slice"), name="p.yaml")
+    with pytest.raises(ar.PlanError, match=r"p\.yaml:\d+: .* cannot be lowered as slice"):
+        ar.rewrite(item, plan)
+
+
 @pytest.mark.parametrize("name", ["fsdp", "partitioned_ps", "model_axis"])
 def test_a_rewritten_graph_of_an_earlier_version_trains_as_one_device(name: str) -> None:
     item, new = ar.GraphItem.load(ONE_NODE / "item.ar"), ar.GraphItem.load(ONE_NODE / f"{name}.ar")

@@ -310,7 +310,7 @@ class Step:
                 name = _name(handle)
                 last[name] = self._assembled(made, i, placements, [a for a in self.mesh if a in node.span], {}, name)
         blocks = [name for name in last if name not in self.state]
-        for whole, names in grouped((_block(name)[0], name) for name in sorted(blocks)).items():
+        for whole, names in grouped((_block(name)[0], name) for name in sorted(blocks, key=_block)).items():
             last[whole] = np.concatenate([last.pop(name) for name in names])
         return last
 

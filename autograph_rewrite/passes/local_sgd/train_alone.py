@@ -361,11 +361,12 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
 
 def _require_divided(state: Propagation, nodes: set[Node]) -> None:
     """Refuse inputs that may have a row for each example and are not divided: parts of ragged and sparse tensors."""
+    read = ancestors(nodes, controls=False)
     for node in state.order:
-        if not node.op.startswith("Placeholder") or node.output() in state.whole_inputs:
+        if not node.op.startswith("Placeholder") or node not in read or node.output() in state.whole_inputs:
             continue
         shape = state.facts[node.output()].shape
-        if shape and not isinstance(shape[0], int) and not nodes.isdisjoint(descendants([node], controls=False)):
+        if shape and not isinstance(shape[0], int):
             raise GraphError(
                 f"the input '{node.name}' has an open size and is not divided, so each replica would compute with all "
                 "of it next to its part of the batch",
