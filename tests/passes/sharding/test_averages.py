@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.ir.traversal import ancestors
 from tests.support.training import control_flow
 
 v1 = tf.compat.v1
@@ -54,6 +55,13 @@ def test_an_average_is_cut_with_its_variable_and_trains_as_on_one_device(name: s
         assert (None if kept is None else kept.sizes) == (None if name in WHOLE else shards.sizes)
     report = ar.verify(item, config, steps=3)
     assert report.ok, str(report)
+
+
+def test_an_average_begins_as_its_variable_once_all_shards_of_it_have_a_value() -> None:
+    """Asked of the first shard only, the initialiser would read the others before they are written."""
+    graph = ar.rewrite(averaged(1), WHOLE["PartitionedPS"]).graph
+    asked = [one for one in ancestors([graph.node("cond/pred_id")]) if one.op == "VarIsInitializedOp"]
+    assert sorted(one.inputs[0].name for one in asked) == ["w/part_0", "w/part_1"]
 
 
 def test_an_average_moves_nothing() -> None:
