@@ -124,7 +124,10 @@ def staged_item(
         loss, cuts = forward()
         loss = tf.identity(loss, name="loss")
         trained = v1.trainable_variables()
-        slopes = [tf.convert_to_tensor(slope) for slope in v1.gradients(loss, trained)]
+        # As `Optimizer.minimize` does. Without gates the update of a reference variable races with the MatMul of the
+        # gradient that goes on to the layer before: a read of a reference is no copy.
+        gated = any("_ref" in w.dtype.name for w in trained)
+        slopes = [tf.convert_to_tensor(slope) for slope in v1.gradients(loss, trained, gate_gradients=gated)]
         names = [f"slope_{w.op.name}" for w in trained]
         slopes = [tf.identity(slope, name=name) for slope, name in zip(slopes, names, strict=True)]
         step = v1.train.get_or_create_global_step()
