@@ -51,12 +51,12 @@ def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> boo
         return False  # a resource that is no variable of the item has no copy for each replica: the kernel refuses it
     device = node.device or layout.device(node, 0)
     on_cpu = bool(device) and parse(device).kind == "CPU"
-    large = nbytes.get(handle.name, _stated_bytes(handle)) >= LARGE
+    large = (_stated_bytes(handle) or nbytes.get(handle.name, 0)) >= LARGE
     return on_cpu and large and rows.dtype in _TYPES and _are_distinct(indices)
 
 
 def _stated_bytes(handle: Node) -> int:
-    """Return the bytes of a variable as its handle states them; the item does not name shards."""
+    """Return the bytes of a variable, or of one of its shards, as its handle states them; 0 where it does not."""
     raw = handle.attrs.get("shape") if handle.op == "VarHandleOp" else None
     if isinstance(raw, PerInstance):  # of shards: the first is the largest, or as large as all
         raw = raw.raws[0]
@@ -70,22 +70,29 @@ def _stated_bytes(handle: Node) -> int:
 def _are_distinct(indices: Value) -> bool:
     """Return whether indices are distinct: the result of `Unique`, or those of it that are in one shard."""
     node = indices.node
-    while has(node.op, "rearranges") or _is_shift(node) or _selects(node):
+    while has(node.op, "rearranges") or _is_shift(node) or _selects(node) or _widens(node):
         indices = node.inputs[0]
         node = indices.node
     return has(node.op, "finds_unique") and indices.index == 0
 
 
 def _is_shift(node: Node) -> bool:
-    """Return whether a node adds one number to all elements, or subtracts it."""
+    """Return whether a node adds one number to all elements, or subtracts it; replicas may have numbers of theirs."""
     if node.op not in ("Sub", "AddV2") or node.inputs[1].node.op != "Const":
         return False
-    return bool(np.size(node.inputs[1].node.attr("value")) == 1)
+    number = node.inputs[1].node.attr("value")
+    return all(np.size(one) == 1 for one in (number if isinstance(number, tuple) else (number,)))
+
+
+def _widens(node: Node) -> bool:
+    """Return whether a node makes int64 of integers."""
+    return node.op == "Cast" and node.attr("DstT") == dtypes.INT64 and node.attr("SrcT") == dtypes.INT32
 
 
 def _selects(node: Node) -> bool:
     """Return whether a node takes elements of its first operand, none of them twice."""
-    return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
+    places = node.inputs[1].node if node.op in ("GatherNd", "GatherV2") else node
+    return (places.inputs[0].node if places.op == "Squeeze" else places).op == "Where"
 
 
 def _update_by_rows(node: Node) -> None:

@@ -4,6 +4,7 @@
     after    places = Where(first <= ids < end)        which of them lie in the shard of this replica
              rows = ResourceGather(w, ids[places] - first)
              UnsortedSegmentSum(rows, places)          zeros for the others, so that the sum over the replicas is all
+             DynamicStitch(all(places), all(rows))     the sum itself, where ops of one device would make it
 
     before   ResourceSparseApplyAdagrad(w, a, rate, dw, ids)
     after    ResourceSparseApplyAdagrad(w, a, rate, dw[places], ids[places] - first)
@@ -22,7 +23,8 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import REPLICA, Span
+from autograph_rewrite.ir.mesh import REPLICA, Select, Span
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle, rows_argument, updates_rows
@@ -129,17 +131,46 @@ class RowsOfShards:
         build = FoldedBuilder.of(self._rewrite, made, f"{node.name}/shard")
         self._read(node, 1, local)
         node.drop_attr("_output_shapes")
-        line = build.op("Squeeze", places, what="line", squeeze_dims=[1])
-        rows = build.op("UnsortedSegmentSum", made, line, build.op("Size", ids, what="count"), what="rows")
+        sums = {use.node for use in readers if self._adds_all(use.node, node, table)}
+        for total in sums:
+            self._stitch(total, made, places, ids, table)
+        if len(sums) == len(readers) and not anchored:
+            return
+        rows = build.op("UnsortedSegmentSum", made, places, build.op("Size", ids, what="count"), what="rows")
         if self._state.transfers[node].inputs[1].rank != 1:
-            row = build.numbers(list(table.row), "row")
-            counts = build.op("Shape", ids, what="counts")
-            shape = build.op("ConcatV2", counts, row, build.numbers(0, "axis"), what="shape", N=2)
-            rows = build.op("Reshape", rows, shape, what="in_shape")
+            rows = build.op("Reshape", rows, self._shape(build, ids, table), what="in_shape")
         for reader, index in readers:
-            reader.set_input(index, rows, reader.selects.get(index))
+            if reader not in sums:
+                reader.set_input(index, rows, reader.selects.get(index))
         if anchored:
             self._rewrite.graph.move_anchors(made, rows)
+
+    def _adds_all(self, reader: Node, lookup: Node, table: Table) -> bool:
+        """Return whether a node adds up the rows of all shards, each of them once, and nothing else."""
+        if reader.op != "AddN" or reader.selects.get(0) is not Select.ALL or len(table.levels) > 1:
+            return False
+        mesh, (axis, sizes) = self._rewrite.mesh, table.levels[0]
+        taken = mesh.read(reader.span, 0, lookup.span, Select.ALL)
+        return [mesh.coordinates(lookup.span, one).get(axis) for one in taken] == [*range(len(sizes))]
+
+    def _stitch(self, total: Node, rows: Value, places: Value, ids: Value, table: Table) -> None:
+        """Let a sum of rows that each only one shard has put them in their places: it adds no zeros then.
+
+        Args:
+            rows: those of each shard.
+            places: their positions among all ids.
+        """
+        build = FoldedBuilder.of(self._rewrite, rows, f"{total.name}/rows", span=total.span, origin=total)
+        narrow = FoldedBuilder.of(self._rewrite, places).op("Cast", places, what="narrow", DstT=dtypes.INT32)
+        found = build.op("DynamicStitch", narrow, rows, what="stitched", N=total.attr("N"), gather=(0, 1))
+        shape = self._shape(build, ids, table)
+        become(total, "Reshape", [found, shape], {"T": rows.dtype, "Tshape": dtypes.INT32})
+
+    @staticmethod
+    def _shape(build: FoldedBuilder, ids: Value, table: Table) -> Value:
+        """Return the shape of the rows of all ids."""
+        row, counts = build.numbers(list(table.row), "row"), build.op("Shape", ids, what="counts")
+        return build.op("ConcatV2", counts, row, build.numbers(0, "axis"), what="shape", N=2)
 
     def _update(self, node: Node, table: Table) -> None:
         names = [arg.name for arg in get_op(node.op).inputs]
@@ -151,7 +182,7 @@ class RowsOfShards:
             return  # one number for all rows
         build = FoldedBuilder.of(self._rewrite, node.inputs[rows_at], f"{node.name}/shard", span=node.span)
         listed = build.op("Reshape", node.inputs[rows_at], build.numbers([-1, *table.row], "list"), what="listed")
-        node.set_input(rows_at, build.op("GatherNd", listed, places, what="rows"))
+        node.set_input(rows_at, self._at(build, listed, places, "rows"))
 
     def _own(self, node: Node, ids: Value, table: Table) -> tuple[Value, Value]:
         """Return the positions, in the list of ids, of those in the local block, and their rows there."""
@@ -202,9 +233,14 @@ class RowsOfShards:
             build.op("LessEqual", flat, self._last(build, table, "end"), what="to"),
             what="inside",
         )
-        places = build.op("Where", inside, what="places")
-        kept = build.op("GatherNd", flat, places, what="ids")
+        places = build.op("Squeeze", build.op("Where", inside, what="where"), what="places", squeeze_dims=[1])
+        kept = self._at(build, flat, places, "ids")
         return places, build.op("Sub", kept, self._each(build, table, table.begin, "first"), what="local")
+
+    @staticmethod
+    def _at(build: FoldedBuilder, rows: Value, places: Value, what: str) -> Value:
+        # Not GatherNd, whose kernel copies element by element.
+        return build.op("GatherV2", rows, places, build.numbers(0, f"{what}/axis"), what=what)
 
     @staticmethod
     def _read(node: Node, index: int, ids: Value) -> None:

@@ -105,7 +105,7 @@ def check_same_bits(op: str, new: GraphItem, kernel: GraphItem) -> dict[str, Any
     return expected
 
 
-@pytest.mark.parametrize("strategy", ["PartitionedPS", "UnevenPartitionedPS", "PartitionedAR"])
+@pytest.mark.parametrize("strategy", ["PartitionedPS", "UnevenPartitionedPS", "PartitionedAR", "FSDP"])
 @pytest.mark.parametrize("op", KERNELS)
 def test_rows_of_a_table_in_shards_are_updated_to_the_same_bits(op: str, strategy: str) -> None:
     item = item_of(op)
