@@ -94,7 +94,7 @@ class _Alarm(threading.Thread):
     def __init__(self, seconds: float, thread: int) -> None:
         super().__init__(name="time_limit", daemon=True)
         self._seconds, self._thread = min(seconds, threading.TIMEOUT_MAX), ctypes.c_ulong(thread)
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._lock, self._ended, self._has_raised = threading.Lock(), threading.Event(), False
 
     def run(self) -> None:
         """Wait, then interrupt until `end` is called."""
@@ -103,17 +103,20 @@ class _Alarm(threading.Thread):
             pause = _AGAIN
             with self._lock:
                 if not self._ended.is_set():
-                    _raise_in(self._thread, ctypes.py_object(_Interruption))
+                    self._has_raised = True
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(_Interruption))
 
     def end(self) -> None:
-        """Interrupt no more; cancel an interruption that has not been raised yet."""
-        with self._lock:
+        """Interrupt no more; take an interruption that has not arrived yet."""
+        try:
+            with self._lock:
+                self._ended.set()
+            # An interruption arrives at the next jump back. Cancelling it instead (by NULL) would leave the flag set
+            # that asks for it: all Python code would be slower from then on, and hang under a profiler.
+            for _ in range(100 * self._has_raised):
+                pass
+        except _Interruption:
             self._ended.set()
-        _raise_in(self._thread, None)
-
-
-def _raise_in(thread: ctypes.c_ulong, error: object) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
 
 
 # Patterns of a configuration, which may come from anybody: regular expressions with a limit on the time of a match.

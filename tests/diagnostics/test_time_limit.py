@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -85,3 +88,31 @@ def test_graphs_configurations_and_plans_are_read_in_time(tmp_path: Path, monkey
     (tmp_path / "p.pb").write_bytes(b"")
     with pytest.raises(ar.PlanError, match=r"p\.pb: reading takes longer"):
         ar.Plan.load(tmp_path / "p.pb")
+
+
+PROFILED = """
+import cProfile
+from autograph_rewrite.diagnostics.limits import in_time
+from autograph_rewrite.errors import ConfigError
+
+def forever():
+    while True:
+        pass
+
+for read in (int, forever):
+    try:
+        in_time(read, name="x", error=ConfigError)
+    except ConfigError:
+        print("ended")
+    cProfile.run("sum(map(abs, range(9)))")
+"""
+
+
+def test_a_profiler_works_after_what_was_read_in_time_and_after_what_was_not() -> None:
+    """An interruption that is cancelled instead of taken asks the interpreter for ever to look, and hangs profilers."""
+    environ = {**os.environ, VARIABLE: "seconds=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROFILED], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.count("ended") == 1
+    assert done.stdout.count("function calls") == 2
