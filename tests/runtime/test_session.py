@@ -175,3 +175,12 @@ def test_all_variables_are_read_in_one_run_and_reads_add_nothing_to_the_graph(st
         with pytest.raises(ar.GraphError, match="no variable 'ww'") as caught:
             session.read_variables(["ww"])
         assert "closest: w" in str(caught.value)
+
+
+def test_a_session_of_variables_that_live_in_the_program_is_refused_with_what_trains_them() -> None:
+    kept = tf.Variable(W)
+    step = tf.function(lambda x: kept.assign_sub(tf.transpose(x) @ x))
+    item = GraphItem.from_function(step, tf.TensorSpec([None, 4], tf.float64))
+    for one in (item, distributed(item, "shared")):
+        with pytest.raises(ar.GraphError, match=r"a session cannot reach .* live in the program(.|\n)*ar\.function"):
+            one.session()

@@ -729,8 +729,15 @@ def open_session(item: TrainingGraph, *, config: Any = None, target: str = "") -
         target: a server that the caller has started on the devices; "": this process, or its job.
 
     Raises:
+        GraphError: variables live outside the graph.
         ConfigError: the job is elastic, and its workers train by themselves (`local_sgd`).
     """
+    if outside := [name for name, variable in item.variables.items() if variable.captured]:
+        raise GraphError(
+            f"a session cannot reach '{outside[0]}': {len(outside)} of the graph's variables live in the program that "
+            "it was traced from",
+            hint="train the model with ar.distribute(model, config), and a function with ar.function(step, config)",
+        )
     report, loop = item.report, None
     if report is not None:
         serve_if_server(report.member, report.plan.timeout_seconds)
