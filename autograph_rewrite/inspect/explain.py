@@ -37,6 +37,8 @@ def text_of(account: Account) -> str:
     parts = [
         _overview(account),
         *_devices(account),
+        *_held(account),
+        *_blocks(account),
         *_coverage(account),
         *_inexact(account),
         *_gradients(account),
@@ -71,6 +73,31 @@ def _devices(account: Account) -> Iterator[str]:
     if any(len(own) > 1 for own in account.devices):
         named = [f"Replica {replica} has {', '.join(map(short, own))}." for replica, own in enumerate(account.devices)]
         yield from _first(named, " replicas")
+
+
+def _held(account: Account) -> Iterator[str]:
+    """Yield the bytes of variables on each device, and the layers of each where the model is cut into stages."""
+    held = account.report.held
+    if len(held) < 2 and not account.layers:
+        return
+    most, least = max(held.values()), min(held.values())
+    on_one = ", as one device alone" if least == account.whole_bytes else f", of {size(account.whole_bytes)} in all"
+    if most <= 1.01 * least:
+        yield f"Each device holds {size(most)} of variables and optimizer state{on_one}."
+    else:
+        yield f"Devices hold {size(least)} to {size(most)} of variables and optimizer state{on_one}."
+    for device, layers in account.layers.items():
+        computed = f"computes {few(layers)}" if layers else "computes no layer with variables"
+        yield f"  {short(device)} {computed}; it holds {size(held.get(device, 0))}."
+
+
+def _blocks(account: Account) -> Iterator[str]:
+    """Yield the variables that the model axes cut; those that are cut alike together."""
+    if not account.blocks:
+        return
+    yield f"{several(len(account.blocks), 'variable')} in blocks on the model axis, with their optimizer state:"
+    alike = grouped((how, name) for name, how in account.blocks.items())
+    yield from _first([f"{few(names)}: {how}" for how, names in alike.items()], " kinds")
 
 
 def _coverage(account: Account) -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.table import without_ranking
+from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.lowerings import Operation
@@ -66,6 +67,9 @@ class Account:
         plan_notes: notes of the plan: its builder's choices, settings without effect.
         ranking: the notes of the plan that are rows of the ranking of a search.
         exchanged_bytes: bytes that one member hands over in a step, summed over all exchanges of the plan.
+        whole_bytes: of variables and optimizer state on one device.
+        blocks: how the model axes cut trained variables, by name.
+        layers: of a model in stages, those of each device of the first replica, by their trained variables.
     """
 
     report: Report
@@ -76,6 +80,9 @@ class Account:
     plan_notes: tuple[str, ...]
     ranking: tuple[str, ...]
     exchanged_bytes: int
+    whole_bytes: int = 0
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -110,7 +117,40 @@ def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
         plan_notes=tuple(note for note in without_ranking(plan.notes) if not note.startswith(NOTE)),
         ranking=tuple(note for note in plan.notes if row_of(note) is not None),
         exchanged_bytes=exchanged_bytes(plan.edges),
+        whole_bytes=sum(variable.nbytes for variable in item.variables.values()),
+        blocks=_blocks(item, plan) if plan.model is not None else {},
+        layers=_layers(item, plan) if plan.pipeline is not None else {},
     )
+
+
+def _blocks(item: TrainingGraph, plan: Plan) -> dict[str, str]:
+    """Return how the model axes cut variables, by name: `dimension 1 in 2`."""
+    over_replicas = {request.name for request in plan.variables if request.over_replicas}
+    found = {}
+    for name, variable in item.variables.items():
+        shards, cuts = variable.shards, []
+        while shards is not None:
+            cuts.append(f"dimension {shards.axis} in {len(shards.sizes)}")
+            shards = shards.within[0] if shards.within else None
+        if cuts and name in over_replicas:  # the innermost cut is that of the replicas
+            cuts.pop()
+        if cuts and variable.trainable:
+            found[name] = ", ".join(cuts)
+    return found
+
+
+def _layers(item: TrainingGraph, plan: Plan) -> dict[str, list[str]]:
+    """Return the layers whose trained variables are read on each device of the first replica."""
+    found: dict[str, dict[str, None]] = {device: {} for device in devices_by_replica(plan)[0]}
+    for name, variable in item.variables.items():
+        handle = item.graph.nodes.get(variable.handle)
+        if not variable.trainable or handle is None:
+            continue
+        reads = [use.node for use in handle.output().uses if not is_update(use.node)]
+        readers = [use.node.device for read in reads for use in read.output().uses]  # a read may be with the variable
+        device = next((one for one in (*readers, handle.device) if one in found), "")
+        found.get(device, {}).setdefault(name.rpartition("/")[0] or name)
+    return {device: [*layers] for device, layers in found.items()}
 
 
 def plan_of(item: TrainingGraph, plan: Plan | None = None) -> Plan | None:

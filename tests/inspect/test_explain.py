@@ -20,6 +20,7 @@ from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from tests.support.golden_text import check_golden
 from tests.support.small_items import DEVICES, mirrored, regression
+from tests.support.staged import MODELS, staged_item
 
 EDGES = (
     EdgePlan(
@@ -67,6 +68,29 @@ def test_a_rewrite_without_exchanges_or_notes_is_explained_too() -> None:
 
 def test_two_reductions_of_one_variable_are_pointed_out() -> None:
     assert "More than one reduction: w (2)" in ar.explain(rewritten(edges=(EDGES[0], EDGES[0])))
+
+
+def test_what_devices_hold_is_told_and_what_is_cut() -> None:
+    item, cuts = staged_item(MODELS["mlp"])
+    two, four = ["CPU:0", "CPU:1"], [f"CPU:{i}" for i in range(4)]
+    whole = size(sum(variable.nbytes for variable in item.variables.values()))
+
+    def lines(**config: object) -> list[str]:
+        return ar.explain(ar.rewrite(item, config)).splitlines()
+
+    assert f"Each device holds {whole} of variables and optimizer state, as one device alone." in lines(
+        devices=two, strategy={"name": "AllReduce", "variables": "mirrored"}
+    )
+    (held,) = [line for line in lines(devices=two, strategy={"name": "FSDP"}) if line.startswith("Each device holds")]
+    assert held.endswith(f"of variables and optimizer state, of {whole} in all.")
+    on_axis = lines(devices=four, mesh={"data": 2, "model": 2}, sharding=[{"match": "w0", "split": [1, 2]}])
+    at = next(i for i, line in enumerate(on_axis) if "in blocks on the model axis" in line)
+    assert on_axis[at + 1].startswith("  w0")
+    assert on_axis[at + 1].endswith(": dimension 1 in 2")
+    staged = lines(devices=["CPU:0"], pipeline={"stages": 2, "microbatches": 2, "boundaries": cuts[1:2]})
+    first, second = (line for line in staged if line.startswith("  CPU:"))
+    assert first.startswith("  CPU:0 computes w0, b0, w1, b1;")
+    assert second.startswith("  CPU:1 computes w2, b2, w3, b3;")
 
 
 def test_an_original_has_nothing_to_explain() -> None:

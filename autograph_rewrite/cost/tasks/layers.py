@@ -58,7 +58,8 @@ COLUMNS = ("layer", "#nodes", "#computes", "#exchanges", "#handed over", "#at th
 def cells(one: Layer) -> tuple[str, ...]:
     """Return the row of a layer in a table."""
     exchanged = (duration(one.exchange_seconds), size(one.exchanged_bytes)) if one.exchanged_bytes else ("", "")
-    return one.name, f"{one.nodes:,}", duration(one.seconds), *exchanged, size(one.peak_bytes)
+    peak = size(one.peak_bytes) if one.peak_bytes else ""  # stages do not tell
+    return one.name, f"{one.nodes:,}", duration(one.seconds), *exchanged, peak
 
 
 def scope_of(name: str) -> tuple[str, ...]:
