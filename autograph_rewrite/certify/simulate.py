@@ -315,7 +315,8 @@ class Simulation:
 
     def _instances_of(self, node: Node) -> range:
         """Return, for each instance of a node, the number of the first EACH instance that it covers."""
-        return range(0, self._copies, self._copies // self._mesh.count(node.span))
+        instances = self._sample.instances
+        return range(0, instances, instances // self._mesh.count(node.span))
 
     def _check_lowered(self, node: Node, reshard: Node) -> None:
         """Check the lowered ops of a reshard among the devices of a replica."""

@@ -368,7 +368,7 @@ class Rewrite:
         if not self.mirrored:
             return ONCE
         in_time = self.micro > 1 or self.plan.pipeline is not None
-        return PER_REPLICA if in_time and not self.is_rolled else EACH
+        return PER_REPLICA if in_time else EACH
 
     @property
     def of_all(self) -> Span:

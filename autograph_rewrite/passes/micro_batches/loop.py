@@ -328,9 +328,6 @@ class LoopBodies:
         for node in order:
             if node.span != EACH and node.name in self._graph.nodes:
                 self._read_behind(node, unconditional, mesh.size(REPLICA))
-        for node in self._graph:
-            if node.span == PER_REPLICA:
-                node.set_span(EACH)  # nodes in a loop have an instance for each replica
 
     def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
         """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
@@ -480,15 +477,13 @@ class LoopBodies:
             for index, value in enumerate(node.inputs):
                 if value.node in inside:
                     with self._at(inside[value.node]) as loop:
-                        node.set_input(index, loop.first(value), Select.FIRST if node.span == ONCE else None)
+                        node.set_input(index, loop.first(value), Select.FIRST)
             return
         made, join = _joined(node)
         with self._at(inside[node.inputs[0].node]) as loop:
             joined = made(loop, node.inputs[0])
-        if node.span == PER_REPLICA:
-            new = Builder.at(node, span=EACH).node("Identity", joined, what="looped")
-        elif replicas == 1:
-            new = build.node("Identity", joined, what="looped", selects={0: Select.FIRST})
+        if node.span == PER_REPLICA or replicas == 1:
+            new = Builder.at(node, span=node.span).node("Identity", joined, what="looped", selects={0: Select.FIRST})
         else:
             axis = [Builder(self._graph, node.name).const(0, dtypes.INT32, "axis")] if join == "ConcatV2" else []
             new = build.node(join, joined, *axis, what="looped", selects={0: Select.ALL}, N=replicas)
