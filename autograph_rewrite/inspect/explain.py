@@ -77,18 +77,16 @@ def _devices(account: Account) -> Iterator[str]:
 
 def _held(account: Account) -> Iterator[str]:
     """Yield the bytes of variables on each device, and the layers of each where the model is cut into stages."""
-    held = account.report.held
-    if len(held) < 2 and not account.layers:
-        return
-    most, least = max(held.values()), min(held.values())
-    on_one = ", as one device alone" if least == account.whole_bytes else f", of {size(account.whole_bytes)} in all"
-    if most <= 1.01 * least:
-        yield f"Each device holds {size(most)} of variables and optimizer state{on_one}."
-    else:
-        yield f"Devices hold {size(least)} to {size(most)} of variables and optimizer state{on_one}."
+    held, whole = account.report.held, account.whole_bytes
+    if len(held) > 1:
+        least, most = min(held.values()), max(held.values())
+        of_all = ", as one device alone" if least == whole else f", of {size(whole)} in all"
+        each = f"Each device holds {size(most)}"
+        said = each if most <= 1.01 * least else f"Devices hold {size(least)} to {size(most)}"
+        yield f"{said} of variables and optimizer state{of_all}."
     for device, layers in account.layers.items():
         computed = f"computes {few(layers)}" if layers else "computes no layer with variables"
-        yield f"  {short(device)} {computed}; it holds {size(held.get(device, 0))}."
+        yield f"  {short(device)} {computed}" + (f"; it holds {size(held[device])}." if device in held else ".")
 
 
 def _blocks(account: Account) -> Iterator[str]:

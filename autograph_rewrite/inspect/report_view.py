@@ -8,7 +8,7 @@ from typing import Literal
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.table import without_ranking
-from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.ir.variable_ops import handle_uses, is_update
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.lowerings import Operation
@@ -125,16 +125,18 @@ def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
 
 def _blocks(item: TrainingGraph, plan: Plan) -> dict[str, str]:
     """Return how the model axes cut variables, by name: `dimension 1 in 2`."""
-    over_replicas = {request.name for request in plan.variables if request.over_replicas}
-    found = {}
+    first, found = {*devices_by_replica(plan)[0]}, {}
     for name, variable in item.variables.items():
         shards, cuts = variable.shards, []
+        if shards is None or not variable.trainable:
+            continue
+        are_over_replicas = not first.issuperset(shards.devices[: shards.count])
         while shards is not None:
             cuts.append(f"dimension {shards.axis} in {len(shards.sizes)}")
             shards = shards.within[0] if shards.within else None
-        if cuts and name in over_replicas:  # the innermost cut is that of the replicas
+        if are_over_replicas:  # the innermost cut is that of the replicas
             cuts.pop()
-        if cuts and variable.trainable:
+        if cuts:
             found[name] = ", ".join(cuts)
     return found
 
@@ -146,10 +148,11 @@ def _layers(item: TrainingGraph, plan: Plan) -> dict[str, list[str]]:
         handle = item.graph.nodes.get(variable.handle)
         if not variable.trainable or handle is None:
             continue
-        reads = [use.node for use in handle.output().uses if not is_update(use.node)]
+        reads = [use.node for use in handle_uses(handle) if not is_update(use.node)]
         readers = [use.node.device for read in reads for use in read.output().uses]  # a read may be with the variable
-        device = next((one for one in (*readers, handle.device) if one in found), "")
-        found.get(device, {}).setdefault(name.rpartition("/")[0] or name)
+        device = next((one for one in (*readers, handle.device) if one in found), None)
+        if device is not None:
+            found[device].setdefault(name.rpartition("/")[0] or name)
     return {device: [*layers] for device, layers in found.items()}
 
 

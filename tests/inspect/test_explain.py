@@ -12,12 +12,14 @@ import autograph_rewrite as ar
 from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import Meeting, meetings, report
+from autograph_rewrite.inspect.report_view import account_of
 from autograph_rewrite.inspect.why import why
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import PassRecord, Report
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
+from tests.support.covering import covering
 from tests.support.golden_text import check_golden
 from tests.support.small_items import DEVICES, mirrored, regression
 from tests.support.staged import MODELS, staged_item
@@ -91,6 +93,19 @@ def test_what_devices_hold_is_told_and_what_is_cut() -> None:
     first, second = (line for line in staged if line.startswith("  CPU:"))
     assert first.startswith("  CPU:0 computes w0, b0, w1, b1;")
     assert second.startswith("  CPU:1 computes w2, b2, w3, b3;")
+
+
+@pytest.mark.parametrize(("mode", "stage"), covering(("shared", "mirrored"), (0, 1, 3)))
+def test_shards_of_replicas_are_no_blocks_of_the_model_axis(mode: str, stage: int) -> None:
+    item, _ = staged_item(MODELS["mlp"])
+    over = [{"match": "w.*", "partition": {"over": "data", "stage": stage}}] if stage else []
+    mesh = {"mesh": {"data": 2, "model": 2}, "sharding": [{"match": "w0", "split": [1, 2]}]}
+    strategy = {"name": "AllReduce", "variables": mode}
+    devices = [f"CPU:{i}" for i in range(4)]
+    new = ar.rewrite(item, {"devices": devices, "strategy": strategy, "variables": over, **mesh})
+    blocks = account_of(new).blocks
+    assert blocks["w0"] == "dimension 1 in 2"
+    assert "w3" not in blocks, "nothing cuts it on the model axis"
 
 
 def test_an_original_has_nothing_to_explain() -> None:

@@ -58,7 +58,7 @@ COLUMNS = ("layer", "#nodes", "#computes", "#exchanges", "#handed over", "#at th
 def cells(one: Layer) -> tuple[str, ...]:
     """Return the row of a layer in a table."""
     exchanged = (duration(one.exchange_seconds), size(one.exchanged_bytes)) if one.exchanged_bytes else ("", "")
-    peak = size(one.peak_bytes) if one.peak_bytes else ""  # stages do not tell
+    peak = size(one.peak_bytes) if one.peak_bytes else ""  # of stages, memory is not known by node
     return one.name, f"{one.nodes:,}", duration(one.seconds), *exchanged, peak
 
 

@@ -91,7 +91,9 @@ def _widens(node: Node) -> bool:
 
 def _selects(node: Node) -> bool:
     """Return whether a node takes elements of its first operand, none of them twice."""
-    places = node.inputs[1].node if node.op in ("GatherNd", "GatherV2") else node
+    if node.op not in ("GatherNd", "GatherV2"):
+        return False
+    places = node.inputs[1].node
     return (places.inputs[0].node if places.op == "Squeeze" else places).op == "Where"
 
 

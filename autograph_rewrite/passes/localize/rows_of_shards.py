@@ -131,7 +131,7 @@ class RowsOfShards:
         build = FoldedBuilder.of(self._rewrite, made, f"{node.name}/shard")
         self._read(node, 1, local)
         node.drop_attr("_output_shapes")
-        sums = {use.node for use in readers if self._adds_all(use.node, node, table)}
+        sums = dict.fromkeys(use.node for use in readers if self._adds_all(use.node, node, table))
         for total in sums:
             self._stitch(total, made, places, ids, table)
         if len(sums) == len(readers) and not anchored:
